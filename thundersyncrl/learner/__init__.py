@@ -1,1 +1,1 @@
-"""learner"""
+"""Model loading, segment forward, boundary adjoints, ledger, work queue and optimizer."""

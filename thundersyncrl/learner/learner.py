@@ -1,0 +1,419 @@
+"""The learner: takes texts and rewards as they come, turns them into one gradient, and steps once.
+
+Who waits for what:
+
+| who           | waits for                                            | released by           |
+| ------------- | ---------------------------------------------------- | --------------------- |
+| a pack        | its items' admission under `stream`                  | text, reward, seal    |
+| a group       | all its rewards, then all its gradients              | reward, lose, packs   |
+| finish_step   | every announced trajectory: trained or lost          | the two above         |
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from thundersyncrl.algorithms.estimator import CoefficientClass, Estimator, GroupRewards
+from thundersyncrl.algorithms.weights import Normalizer, truncated_importance
+from thundersyncrl.errors import NumericsError, PhaseError, StaleWorkError
+from thundersyncrl.learner.branch import BranchTokens, branch_tokens
+from thundersyncrl.learner.ledger import Coefficients, Ledger
+from thundersyncrl.learner.optimizer import PolicyOptimizer
+from thundersyncrl.learner.policy import Policy
+from thundersyncrl.learner.prompt import Prompt
+from thundersyncrl.learner.queue import GroupWork, Pack, WorkClass, WorkQueue
+from thundersyncrl.learner.scoring import Scores, score_pack
+from thundersyncrl.records import GroupId, Trajectory, TrajectoryId
+
+RewardShaper = Callable[[BranchTokens, float], float]
+"""(branch, verifier's reward) -> reward that is compared; runs in the compute thread, may score a reference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """What one step maximises: (1 / divisor) sum_i A_i sum_t w_it log pi(a_it)."""
+
+    estimator: Estimator
+    normalizer: Normalizer
+    temperature: float = 1.0
+    importance_cap: float | None = None
+    shape_reward: RewardShaper | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkLimits:
+    """How learner work is cut."""
+
+    stream: str = "trajectory"
+    pack_tokens: int = 2048
+    graph_tokens: int = 4096
+    """Prompt tokens whose graphs may wait for their walk; further prompts run forward again."""
+    max_open_groups: int = 64
+    max_mismatch: float | None = None
+    compare_behavior: bool = True
+    """Measure learner against behavior log-probs; off for supervised transcripts, which nobody sampled."""
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Counters of one step."""
+
+    packs: Counter[str] = field(default_factory=Counter[str])
+    tokens: int = 0
+    trajectories: Counter[str] = field(default_factory=Counter[str])
+    mismatch_max: float = 0.0
+    mismatch_sum: float = 0.0
+    mismatch_tokens: int = 0
+    logprob_sum: float = 0.0
+    busy_s: float = 0.0
+
+
+class Learner:
+    """Gradient work of one policy. `text`, `reward` and `lose` may be called from any thread; the rest from one.
+
+    Args:
+        policy: under training.
+        objective: what to maximise.
+        limits: how work is cut.
+        optimizer: steps once per `finish_step`.
+    """
+
+    def __init__(self, policy: Policy, objective: Objective, limits: WorkLimits, optimizer: PolicyOptimizer):
+        self.policy = policy
+        self.optimizer = optimizer
+        self.version = 0
+        self.baseline = 0.0
+        """Running mean of past rewards, fixed while a step runs."""
+        self._objective = objective
+        self._limits = limits
+        self._parameters: list[Tensor] = list(policy.trained.values())
+        self._ledger = Ledger(self._parameters, objective.estimator.coefficient)
+        self._queue = WorkQueue(
+            stream=limits.stream, coefficient=objective.estimator.coefficient, pack_tokens=limits.pack_tokens
+        )
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._prompts: dict[GroupId, Prompt] = {}
+        self._closed: dict[GroupId, GroupWork] = {}
+        self._counters: list[int] | None = None
+        self._tally = _Tally()
+        self._num_announced = 0
+        self._num_lost = 0
+
+    # -- events ------------------------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """Start the step of the current version."""
+        self._ledger.begin(self.version)
+        self._queue.clear()
+        self._prompts, self._closed, self._tally = {}, {}, _Tally()
+        self._num_announced = self._num_lost = 0
+        self._counters = [p._version for p in self._parameters]
+
+    def open_group(self, group: GroupId, members: Iterable[TrajectoryId]) -> None:
+        """Announce a group; its members' texts and rewards will come."""
+        ids = tuple(members)
+        self._num_announced += len(ids)
+        self._ledger.open_group(group, ids)
+        self._queue.open_group(group, ids)
+
+    def seal(self) -> None:
+        """Say that the step's groups are all announced."""
+        self._inbox.append(self._queue.seal)
+
+    def text(self, trajectory: Trajectory) -> None:
+        """Hand over a trajectory whose text is complete.
+
+        Raises:
+            StaleWorkError: it was sampled under another version than the learner's.
+        """
+        if trajectory.turns and trajectory.version != self.version:
+            raise StaleWorkError(
+                f"expected a trajectory of policy version {self.version}, got version {trajectory.version} "
+                f"({trajectory.id}); sample it again, it must not be trained on"
+            )
+        branch = branch_tokens(trajectory)
+        self._inbox.append(lambda: self._queue.add_text(branch))
+
+    def reward(self, member: TrajectoryId, reward: float) -> None:
+        """Hand over a trajectory's reward; its text came before."""
+        if reward != reward or reward in (float("inf"), float("-inf")):
+            raise NumericsError(f"expected a finite reward, got {reward} ({member}); a verifier without verdict must fail")
+        self._inbox.append(lambda: self._land(member, reward))
+
+    def lose(self, member: TrajectoryId) -> None:
+        """Take out a trajectory that failed or was dropped; its group closes with the survivors."""
+        self._inbox.append(lambda: self._lose(member))
+
+    def _land(self, member: TrajectoryId, reward: float) -> None:
+        work = self._queue.groups[member.group_id]
+        if self._objective.shape_reward is not None:
+            reward = self._objective.shape_reward(work.branches[member], reward)
+        self._queue.add_reward(member, reward)
+        if self._objective.estimator.coefficient is CoefficientClass.KNOWN:
+            self._set_advantages([work], partial=True)
+        if work.branches[member].target_ids and member not in work.pending:
+            self._ledger.bind(member, reward, coefficient=work.advantages.get(member))
+
+    def _lose(self, member: TrajectoryId) -> None:
+        self._queue.lose(member)
+        self._ledger.discard(member)
+        self._num_lost += 1
+
+    def _absorb(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
+        for work in list(self._queue.groups.values()):
+            if not work.advantages.keys() >= work.members and self._queue.knows_coefficients(work):
+                self._set_advantages(self._batch_of(work))
+
+    def _batch_of(self, work: GroupWork) -> list[GroupWork]:
+        is_batch = self._objective.estimator.coefficient is CoefficientClass.AFFINE_BATCH
+        return list(self._queue.groups.values()) if is_batch else [work]
+
+    def _set_advantages(self, groups: Sequence[GroupWork], *, partial: bool = False) -> None:
+        """Compute the coefficients of groups whose rewards are in; too few survivors get zeros and are dropped."""
+        estimator = self._objective.estimator
+        enough = [g for g in groups if partial or len(g.survivors) >= self._min_size]
+        rewards = [
+            GroupRewards(
+                rewards_G=tuple(g.rewards[m] for m in g.survivors),
+                lengths_G=tuple(len(g.branches[m].target_ids) for m in g.survivors),
+            )
+            for g in enough
+        ]
+        advantages = estimator.advantages(rewards, self.baseline) if enough else []
+        for work, values in zip(enough, advantages, strict=True):
+            work.advantages = dict(zip(work.survivors, (float(v) for v in values), strict=True))
+        for work in groups:
+            if work not in enough:
+                work.advantages = dict.fromkeys(work.members, 0.0)
+
+    @property
+    def _min_size(self) -> int:
+        """Survivors below which a group is dropped; classes that don't compare inside a group need one."""
+        estimator = self._objective.estimator
+        compares = estimator.coefficient not in (CoefficientClass.KNOWN, CoefficientClass.AFFINE_BATCH)
+        return estimator.min_group_size if compares else 1
+
+    # -- work --------------------------------------------------------------------------------------------------
+
+    def _may_buffer(self, group: GroupId) -> bool:
+        return group in self._prompts or self._ledger.num_buffered_groups < self._limits.max_open_groups
+
+    @property
+    def has_work(self) -> bool:
+        """True when `run_once` would do something."""
+        return bool(self._inbox) or self._queue.has_runnable(self._may_buffer) or bool(self._closable())
+
+    def run_once(self) -> None:
+        """Read new events, run one pack, and close the groups that it completed."""
+        started = time.perf_counter()
+        self._absorb()
+        pack = self._queue.next_pack(self._may_buffer)
+        if pack is not None:
+            self._check_unchanged()
+            self._run(pack)
+        for work in self._closable():
+            self._close(work)
+        self._tally.busy_s += time.perf_counter() - started
+
+    def _run(self, pack: Pack) -> None:
+        prefixes = {b.id.group_id: self._prompt(b) for b in pack.branches}
+        scores = score_pack(
+            self.policy,
+            pack.branches,
+            {g: p.prefix if p else None for g, p in prefixes.items()},
+            temperature=self._objective.temperature,
+        )
+        objective = torch.stack(
+            [c * self._weighted(s) for c, s in zip(pack.coefficients, scores, strict=True)]
+        ).sum()
+        leaves = {g: p.prefix.leaves if p else () for g, p in prefixes.items()}
+        inputs = [*self._parameters, *(t for group in leaves.values() for t in group)]
+        gradients = torch.autograd.grad(objective, inputs, allow_unused=True, materialize_grads=True)
+        self._file(pack, gradients, {g: len(t) for g, t in leaves.items()})
+        self._tally.packs[pack.work_class] += 1
+        self._tally.trajectories[pack.work_class] += len(pack.branches)
+        self._tally.tokens += pack.num_tokens
+
+    def _weighted(self, scores: Scores) -> Tensor:
+        """Return sum_t w_t log pi_t of one branch; the weights are detached, so the sum stays linear in the score."""
+        logprobs, branch = scores.logprobs, scores.branch
+        detached = logprobs.detach()
+        if not bool(torch.isfinite(detached).all()):
+            raise NumericsError(f"expected finite log-probs, got {detached[~torch.isfinite(detached)][0]} ({branch.id})")
+        self._measure(branch, detached)
+        weight = self._objective.normalizer.token_weight(len(branch.target_ids))
+        cap = self._objective.importance_cap
+        if cap is None:
+            return logprobs.sum() * weight
+        ratios = truncated_importance(detached.tolist(), branch.behavior_logprobs, cap)
+        return (logprobs * torch.tensor(ratios, dtype=logprobs.dtype, device=logprobs.device)).sum() * weight
+
+    def _measure(self, branch: BranchTokens, logprobs: Tensor) -> None:
+        tally = self._tally
+        tally.logprob_sum += float(logprobs.sum())
+        tally.mismatch_tokens += len(branch.target_ids)
+        if not self._limits.compare_behavior:
+            return
+        behavior = torch.tensor(branch.behavior_logprobs, dtype=torch.float64)
+        difference = (logprobs.detach().double().cpu() - behavior).abs()
+        worst = float(difference.max())
+        tally.mismatch_max = max(tally.mismatch_max, worst)
+        tally.mismatch_sum += float(difference.sum())
+        bound = self._limits.max_mismatch
+        if bound is not None and not worst <= bound:
+            raise NumericsError(
+                f"expected learner and behavior log-probs within {bound} nats, got {worst:.3g} ({branch.id}); "
+                "the engine samples from other weights or another temperature than the learner scores with"
+            )
+
+    def _file(self, pack: Pack, gradients: Sequence[Tensor], num_leaves: Mapping[GroupId, int]) -> None:
+        """Put a pack's gradient where its class belongs."""
+        members = [b.id for b in pack.branches]
+        version = pack.branches[0].version
+        if pack.work_class is WorkClass.FINAL:
+            boundaries: dict[GroupId, Sequence[Tensor]] = {}
+            start = len(self._parameters)
+            for group, count in num_leaves.items():
+                boundaries[group] = gradients[start : start + count]
+                start += count
+            self._ledger.add(members, gradients[: len(self._parameters)], boundaries, version=version)
+        elif pack.work_class is WorkClass.KNOWN:
+            reward = self._queue.groups[members[0].group_id].rewards[members[0]]
+            self._ledger.fold(members, reward, gradients, version=version)
+        else:
+            self._ledger.hold(members[0], gradients, version=version)
+        for member in members:
+            self._queue.groups[member.group_id].pending.discard(member)
+
+    def _prompt(self, branch: BranchTokens) -> Prompt | None:
+        if not branch.prefix_ids:
+            return None
+        group = branch.id.group_id
+        if group not in self._prompts:
+            waiting = sum(len(p.token_ids) for p in self._prompts.values() if p.keeps_graph)
+            keep = waiting + len(branch.prefix_ids) <= self._limits.graph_tokens
+            self._prompts[group] = Prompt(self.policy, branch.prefix_ids, keep_graph=keep)
+            self._tally.tokens += len(branch.prefix_ids)
+        return self._prompts[group]
+
+    def _closable(self) -> list[GroupWork]:
+        return [
+            g for g in self._queue.groups.values() if g.id not in self._closed and self._is_closable(g)
+        ]
+
+    def _is_closable(self, work: GroupWork) -> bool:
+        done = work.is_complete and work.advantages.keys() >= work.members
+        return done and not any(work.advantages[m] for m in work.pending)
+
+    def _close(self, work: GroupWork) -> None:
+        work.pending.clear()  # what is left has coefficient 0
+        self._closed[work.id] = work
+        adjoints = self._ledger.close(work.id, self._coefficients(self._batch_of(work)))
+        prompt = self._prompts.pop(work.id, None)
+        if adjoints and prompt is not None:
+            self._ledger.add_walked(prompt.walk(adjoints, self._parameters))
+
+    @staticmethod
+    def _coefficients(groups: Sequence[GroupWork]) -> Coefficients:
+        kept = [g for g in groups if g.advantages]
+        return Coefficients(
+            rewards={m: g.rewards[m] for g in kept for m in g.survivors},
+            advantages={m: g.advantages[m] for g in kept for m in g.survivors},
+        )
+
+    def _check_unchanged(self) -> None:
+        if self._counters is None:
+            raise PhaseError("expected begin_step() before gradient work")
+        if self._counters != [p._version for p in self._parameters]:
+            raise StaleWorkError(
+                f"expected the parameters of version {self.version} unchanged while its step runs, something wrote to them; "
+                "gradients taken before and after would not belong together"
+            )
+
+    # -- settle ------------------------------------------------------------------------------------------------
+
+    def finish_step(self) -> dict[str, float]:
+        """Settle the step, step the optimizer once, raise the version by one, and return the step's metrics.
+
+        Raises:
+            PhaseError: trajectories are neither trained nor lost, or work is left.
+            StaleWorkError: a parameter changed while the step ran.
+            NumericsError: the gradient isn't finite.
+        """
+        started = time.perf_counter()
+        self._absorb()
+        self._refuse_unfinished()
+        self._check_unchanged()
+        groups = list(self._queue.groups.values())
+        if self._objective.estimator.coefficient is CoefficientClass.AFFINE_BATCH:
+            self._ledger.close_batch(self._coefficients(groups))
+        gradient = self._ledger.settle(self._scale(groups))
+        norm = self.optimizer.ascend(gradient)
+        self.version += 1
+        self._counters = None
+        metrics = self._metrics(groups, norm)
+        self._update_baseline(groups)
+        metrics["learner_busy_s"] = self._tally.busy_s
+        metrics["optimizer_s"] = time.perf_counter() - started
+        return metrics
+
+    def _refuse_unfinished(self) -> None:
+        if not self._queue.is_sealed:
+            raise PhaseError("expected seal() before the step is finished: more groups could come")
+        missing = [m for g in self._queue.groups.values() for m in sorted(g.members - g.rewards.keys())]
+        if missing:
+            raise PhaseError(f"expected every trajectory trained or lost, {len(missing)} are missing ({missing[0]})")
+        if self.has_work:
+            raise PhaseError("expected no work left before the step is finished; call run_once() while has_work")
+
+    def _scale(self, groups: Sequence[GroupWork]) -> float:
+        counted = [g for g in groups if self._counts(g)]
+        lengths = [len(g.branches[m].target_ids) for g in counted for m in g.survivors]
+        if not sum(lengths):
+            return 0.0
+        scale = 1.0 / self._objective.normalizer.divisor(lengths)
+        late = self._objective.estimator.batch_scale
+        if late is not None:
+            scale *= late([[g.advantages[m] for m in g.survivors] for g in counted])
+        return scale
+
+    def _counts(self, work: GroupWork) -> bool:
+        """Return whether a group's trajectories are in the divisor."""
+        if len(work.survivors) < self._min_size:
+            return False
+        uniform = len(set(work.rewards.values())) <= 1
+        return not (uniform and self._objective.estimator.drops_uniform_groups)
+
+    def _update_baseline(self, groups: Sequence[GroupWork]) -> None:
+        rewards = [r for g in groups for r in g.rewards.values()]
+        if rewards and self._objective.estimator.needs_baseline:
+            mean = sum(rewards) / len(rewards)
+            self.baseline = mean if self.version == 1 else 0.9 * self.baseline + 0.1 * mean
+
+    def _metrics(self, groups: Sequence[GroupWork], norm: float) -> dict[str, float]:
+        tally = self._tally
+        scored = max(tally.mismatch_tokens, 1)
+        survivors = sum(len(g.survivors) for g in groups)
+        dropped = sum(len(g.survivors) for g in groups if len(g.survivors) < self._min_size)
+        return {
+            "grad_norm": norm,
+            "learning_rate": self.optimizer.learning_rate,
+            "mismatch_max": tally.mismatch_max,
+            "mismatch_mean": tally.mismatch_sum / scored,
+            "logprob_mean": tally.logprob_sum / scored,
+            "num_survivors": float(survivors - dropped),
+            "num_dropped": float(dropped),
+            "num_lost": float(self._num_lost),
+            "num_skipped": float(survivors - sum(tally.trajectories.values())),
+            "learner_tokens": float(tally.tokens),
+            **{f"num_{c}_packs": float(tally.packs[c]) for c in WorkClass},
+            **{f"num_{c}_trajectories": float(tally.trajectories[c]) for c in WorkClass},
+        }
