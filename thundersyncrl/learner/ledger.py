@@ -112,9 +112,7 @@ class _Table:
     """One sum per key: per distinct reward, or per trajectory."""
 
     key: Callable[[TrajectoryId, float], object]
-    sums: dict[object, tuple[TrajectoryId, Source]] = field(
-        default_factory=dict[object, tuple[TrajectoryId, Source]]
-    )
+    sums: dict[object, tuple[TrajectoryId, Source]] = field(default_factory=dict[object, tuple[TrajectoryId, Source]])
 
     @property
     def is_filled(self) -> bool:

@@ -90,7 +90,7 @@ class PolicyOptimizer:
         if not math.isfinite(norm):
             bad = [n for n, v in zip(self._parameters, norms, strict=True) if not bool(torch.isfinite(v))]
             raise NumericsError(
-                f"expected a finite gradient, got a norm of {norm} ({len(bad)} parameters, first {bad[0] if bad else '?'}); "
+                f"expected a finite gradient, got a norm of {norm} ({len(bad)} parameters, first {bad[:1]}); "
                 "the weights were not changed"
             )
         return norm

@@ -97,7 +97,7 @@ def load_policy(config: ModelConfig, *, seed: int = 0) -> tuple[Policy, Any]:
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
-            f"expected `model.path` to be a model folder, a reachable hub id or a bundled name, got {config.path!r}: {reason}"
+            f"expected `model.path` to be a folder, a reachable hub id or a bundled name, got {config.path!r}: {reason}"
         ) from error
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     lora = (config.lora or LoraConfig()) if config.train == "lora" else None

@@ -203,10 +203,7 @@ class WorkQueue:
 
     def has_runnable(self, may_buffer: Callable[[GroupId], bool]) -> bool:
         """Return whether `next_pack` has something to give."""
-        for work in self._admitted():
-            if work.pending & work.advantages.keys() or may_buffer(work.id):
-                return True
-        return False
+        return any(work.pending & work.advantages.keys() or may_buffer(work.id) for work in self._admitted())
 
 
 def _fill(items: list[tuple[BranchTokens, float]], budget: int) -> list[tuple[BranchTokens, float]]:

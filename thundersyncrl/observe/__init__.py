@@ -1,1 +1,1 @@
-"""observe"""
+"""What people see of a run: live display, metrics, transcripts, curves."""

@@ -1,0 +1,104 @@
+"""Arrival orders: when texts, rewards, losses and the seal come, and how much work runs in between."""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from thundersyncrl.certify.cases import Batch
+from thundersyncrl.learner.learner import Learner, WorkLimits
+from thundersyncrl.records import TrajectoryId
+
+
+class What(enum.StrEnum):
+    """What happens in an event."""
+
+    TEXT = "text"
+    REWARD = "reward"
+    LOSS = "loss"
+    SEAL = "seal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One arrival, and how many packs the learner may run before the next."""
+
+    what: What
+    member: TrajectoryId | None = None
+    """None for the seal."""
+    num_packs: int
+
+
+_Pace = Callable[[random.Random, What], int]
+_STYLES: tuple[tuple[str, _Pace], ...] = (
+    # work on a text before its reward: class content
+    ("texts first", lambda draw, what: 2 if what is What.TEXT else draw.randrange(2)),
+    # reward right behind its text, then work: class known
+    ("pairs", lambda draw, what: 0 if what is What.TEXT else 2),
+    # nothing until all is in: class final
+    ("lazy", lambda draw, what: 0),
+    ("mixed", lambda draw, what: draw.randrange(3)),
+)
+
+
+def arrivals(batch: Batch, seed: int) -> list[Event]:
+    """Return one random arrival order of a batch; four styles take turns, so that every class of work occurs.
+
+    Each reward comes after its text and in an order of its own; a lost member is lost before or after its text.
+    """
+    draw = random.Random(seed)
+    style, pace = _STYLES[seed % len(_STYLES)]
+    ids = [t.id for t in batch.trajectories]
+    draw.shuffle(ids)
+    ends = list(ids)
+    if style != "pairs":
+        draw.shuffle(ends)
+    place = {id: index for index, id in enumerate(ids)}
+    after = {id: len(ids) if style == "texts first" else place[id] + draw.random() * len(ids) for id in ids}
+    if style == "pairs":
+        after = {id: place[id] + 0.5 for id in ids}
+    timed: list[tuple[float, What, TrajectoryId | None]] = [(draw.random() * 2 * len(ids), What.SEAL, None)]
+    for rank, id in enumerate(ends):
+        is_lost = id in batch.lost
+        if not (is_lost and draw.random() < 0.5):
+            timed.append((place[id], What.TEXT, id))
+        # the rank breaks ties in an order that isn't the texts'
+        timed.append((after[id] + rank * 1e-3, What.LOSS if is_lost else What.REWARD, id))
+    timed.sort(key=lambda entry: entry[0])
+    return [Event(what=what, member=id, num_packs=pace(draw, what)) for _, what, id in timed]
+
+
+def play(learner: Learner, batch: Batch, events: list[Event]) -> dict[str, float]:
+    """Run one step of the learner under these arrivals, and return its metrics."""
+    texts = {t.id: t for t in batch.trajectories}
+    learner.begin_step()
+    for group, members in batch.groups.items():
+        learner.open_group(group, [t.id for t in members])
+    for event in events:
+        if event.member is None:
+            learner.seal()
+        elif event.what is What.TEXT:
+            learner.text(texts[event.member])
+        elif event.what is What.REWARD:
+            learner.reward(event.member, batch.rewards[event.member])
+        else:
+            learner.lose(event.member)
+        for _ in range(event.num_packs):
+            if learner.has_work:
+                learner.run_once()
+    while learner.has_work:
+        learner.run_once()
+    return learner.finish_step()
+
+
+def limits_of_order(seed: int, *, stream: str) -> WorkLimits:
+    """Return how work is cut in this order: packs, kept prompt graphs and open groups take turns at being scarce."""
+    return WorkLimits(
+        stream=stream,
+        pack_tokens=(2048, 24, 2048, 9)[seed // 4 % 4],
+        graph_tokens=(4096, 6, 0)[seed % 3],
+        max_open_groups=(64, 64, 64, 64, 1)[seed % 5],
+        compare_behavior=False,
+    )

@@ -1,0 +1,297 @@
+"""The commands. What one needs is imported when it runs, so that `--help` and refusals are immediate."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from io import TextIOWrapper
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from thundersyncrl.config import Config, load_config, parse_config
+from thundersyncrl.errors import ConfigError, ThunderSyncError
+
+if TYPE_CHECKING:
+    from thundersyncrl.observe.observer import Observer
+    from thundersyncrl.runtime.run_folder import RunFolder
+
+_EXIT_ERROR, _EXIT_CONFIG, _EXIT_INTERRUPT, _EXIT_TERMINATE = 1, 2, 130, 143
+
+app = typer.Typer(
+    name="thundersyncrl",
+    help="Reinforcement learning for language-model agents: streamed, and never stale.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+tasks_app = typer.Typer(help="Make, check and list task folders.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(tasks_app, name="tasks")
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="TOML file of the run.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Such as rollout.group_size=4.", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, everything else on stderr.")]
+StartedAt = Annotated[
+    float,
+    typer.Option(
+        envvar="THUNDERSYNCRL_STARTED_AT",
+        hidden=True,
+        help="When the clock of `seconds` began, in seconds since 1970; 0: now.",
+    ),
+]
+
+
+@app.command()
+def train(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the run folder.")] = False,
+    as_json: AsJson = False,
+    started_at: StartedAt = 0.0,
+) -> None:
+    """Warm-start, train and evaluate; the last line printed is the result as JSON.
+
+    \b
+    Example:
+        thundersyncrl train examples/shell/quickstart.toml steps=10 run=runs/first
+    """
+    began_at = started_at or time.time()
+    settings = load_config(config, overrides or [])
+    from thundersyncrl.runtime.run_folder import open_run
+
+    folder = open_run(settings, resume=resume)
+    with _watched(settings, to_stderr=as_json, folder=folder) as observer:
+        from thundersyncrl.build import train_run
+
+        summary = dict(train_run(settings, resume=resume, sink=observer))
+    summary["seconds"] = round(time.time() - began_at, 1)
+    folder.write_summary(summary)
+    _draw_curves(folder)
+    _print_json(summary)
+
+
+@app.command()
+def sft(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Run only the supervised warm start, and keep a checkpoint of it in the run folder.
+
+    \b
+    Example:
+        thundersyncrl sft examples/shell/quickstart.toml warm_start.steps=20 run=runs/sft
+    """
+    settings = load_config(config, overrides or [])
+    if settings.warm_start is None:
+        raise ConfigError(f"expected a [warm_start] section, got none (in {config}); add one with `steps`")
+    from thundersyncrl.runtime.run_folder import open_run
+
+    folder = open_run(settings, resume=False)
+    with _watched(settings, to_stderr=as_json, folder=folder) as observer:
+        from thundersyncrl.build import sft_run
+
+        summary = dict(sft_run(settings, observer))
+    folder.write_summary(summary)
+    _print_json(summary)
+
+
+@app.command("eval")
+def evaluate(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="Run folder whose newest checkpoint is evaluated; without it, the model as it comes."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the pass rate on held-out tasks.
+
+    \b
+    Example:
+        thundersyncrl eval examples/shell/quickstart.toml --checkpoint runs/first --json
+    """
+    settings = load_config(config, overrides or [])
+    if settings.evaluation is None:
+        raise ConfigError(f'expected an [evaluation] section, got "none" (in {config}); remove that line')
+    with _watched(settings, to_stderr=as_json) as observer:
+        from thundersyncrl.build import eval_run
+
+        summary = dict(eval_run(settings, checkpoint=checkpoint, observer=observer))
+    _print_json(summary)
+
+
+@app.command()
+def rollout(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    output: Annotated[Path, typer.Option(help="JSONL file to write, one trajectory a line.")] = Path(
+        "trajectories.jsonl"
+    ),
+    num: Annotated[int, typer.Option(min=1, help="Tasks to sample, one group each.")] = 8,
+    as_json: AsJson = False,
+) -> None:
+    """Sample trajectories of training tasks into a file, with tokens and log-probs, without a learner.
+
+    \b
+    Example:
+        thundersyncrl rollout examples/shell/quickstart.toml --num 4 --output trajectories.jsonl
+    """
+    settings = load_config(config, overrides or [])
+    if output.exists():
+        raise ConfigError(f"expected a new file, got one that exists ({output}); choose another with --output")
+    with _watched(settings, to_stderr=as_json) as observer:
+        from thundersyncrl.build import rollout_run
+
+        summary = dict(rollout_run(settings, num=num, output=output, observer=observer))
+    _print_json(summary)
+
+
+@app.command()
+def certify(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG]", help="TOML file of the run.", show_default=False)
+    ] = None,
+    overrides: Overrides = None,
+    tiny: Annotated[bool, typer.Option("--tiny", help="Tiny random models instead of the config's.")] = False,
+    sabotage: Annotated[
+        str, typer.Option(metavar="NAME", help="Break one thing on purpose, to see that it is noticed.")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Measure whether the streamed update is the batch's update; exit code 0 only when it is.
+
+    \b
+    Example:
+        thundersyncrl certify --tiny --json
+    """
+    settings = _certified_config(config, overrides or [], tiny=tiny)
+    from thundersyncrl.certify import certify as run_certificate
+
+    def show(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    report = run_certificate(settings, tiny=tiny, sabotage=sabotage, progress=show)
+    result: Mapping[str, Any] = report.to_json()
+    print(json.dumps(result) if as_json else report.table(), flush=True)
+    if result["verdict"] != "pass":
+        raise typer.Exit(_EXIT_ERROR)
+
+
+@app.command()
+def check(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Check config, estimator, tasks, sandbox and chat template, without loading a model or training.
+
+    \b
+    Example:
+        thundersyncrl check examples/shell/quickstart.toml
+    """
+    settings = load_config(config, overrides or [])
+    from thundersyncrl.check import check_run
+
+    findings = check_run(settings)
+    if as_json:
+        _print_json({"ok": all(f.ok for f in findings), "checks": [f.to_json() for f in findings]})
+    else:
+        for finding in findings:
+            print(finding.line(), flush=True)
+    if not all(finding.ok for finding in findings):
+        raise typer.Exit(_EXIT_CONFIG)
+
+
+def _certified_config(config: Path | None, overrides: list[str], *, tiny: bool) -> Config | None:
+    """Return the config to certify; None for `--tiny` alone. An override may stand where no file does."""
+    if config is not None and "=" in str(config) and not config.exists():
+        config, overrides = None, [str(config), *overrides]
+    if config is not None:
+        return load_config(config, overrides)
+    if not tiny:
+        raise ConfigError("expected a config file or --tiny, got neither; try `thundersyncrl certify --tiny`")
+    return parse_config({}, overrides) if overrides else None
+
+
+@contextmanager
+def _watched(config: Config, *, to_stderr: bool, folder: RunFolder | None = None) -> Generator[Observer, None, None]:
+    """Give an observer for one command, and close it however the command ends.
+
+    Args:
+        to_stderr: keep stdout free for the one JSON object.
+        folder: also record metrics and transcripts there.
+    """
+    from thundersyncrl.observe.display import make_display
+    from thundersyncrl.observe.metrics import MetricsFile
+    from thundersyncrl.observe.tee import Tee
+    from thundersyncrl.observe.transcripts import TranscriptsFile
+
+    files: list[Observer] = []
+    if folder is not None:
+        files = [MetricsFile(folder.metrics), TranscriptsFile(folder.transcripts)]
+    display = make_display(
+        sys.stderr if to_stderr else sys.stdout,
+        num_steps=config.steps,
+        show_sample_every=config.show_sample_every,
+    )
+    # Files first: what was recorded must not depend on the terminal.
+    observer = Tee(*files, display)
+    try:
+        yield observer
+    finally:
+        observer.close()
+
+
+def _draw_curves(folder: RunFolder) -> None:
+    from thundersyncrl.observe.plot import plot_curves
+
+    try:
+        plot_curves(folder.metrics, folder.curves)
+    except ConfigError as error:
+        print(f"no {folder.curves.name}: {error}", file=sys.stderr, flush=True)
+
+
+def _print_json(result: Mapping[str, Any]) -> None:
+    print(json.dumps(dict(result), allow_nan=False), flush=True)
+
+
+class _Termination:
+    """Turns SIGTERM into the interrupt that SIGINT gives, so that both end a run by the same clean-up."""
+
+    def __init__(self) -> None:
+        self.came = False
+        signal.signal(signal.SIGTERM, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
+        if callable(signal.getsignal(signal.SIGINT)):
+            signal.raise_signal(signal.SIGINT)  # an event loop cancels its tasks first
+        else:
+            raise KeyboardInterrupt  # SIGINT is ignored, as in a shell's background job
+
+
+def main() -> None:
+    """Run the command line and exit: 0 success, 1 failure, 2 bad config or usage, 130 SIGINT, 143 SIGTERM."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a model may write what the terminal can't show
+    termination = _Termination()
+    try:
+        app()
+    except ThunderSyncError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(_EXIT_CONFIG if isinstance(error, ConfigError) else _EXIT_ERROR) from None
+    except SystemExit as exit_:
+        if termination.came:
+            raise SystemExit(_EXIT_TERMINATE) from None
+        if exit_.code == _EXIT_INTERRUPT:
+            print("interrupted", file=sys.stderr, flush=True)
+        raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""A config tree as TOML text. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+from pydantic import BaseModel
+
+
+def to_toml(config: BaseModel) -> str:
+    """Return TOML that reads back to an equal config; every key is written, the defaults too.
+
+    Example:
+        >>> class Inner(BaseModel):
+        ...     sizes: tuple[int, ...] = (1, 2)
+        >>> class Outer(BaseModel):
+        ...     name: str = "a"
+        ...     rate: float | None = None
+        ...     inner: Inner = Inner()
+        >>> print(to_toml(Outer()), end="")
+        name = "a"
+        rate = "none"
+        <BLANKLINE>
+        [inner]
+        sizes = [1, 2]
+    """
+    return "\n".join(_toml_lines(config, "")) + "\n"
+
+
+def _toml_lines(section: BaseModel, prefix: str) -> list[str]:
+    lines: list[str] = []
+    deeper: list[str] = []
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            deeper += ["", f"[{prefix}{name}]", *_toml_lines(value, f"{prefix}{name}.")]
+        else:
+            lines.append(f"{name} = {_toml_value(value)}")
+    return lines + deeper  # a table's own values must come before its sub-tables
+
+
+def _toml_value(value: Any) -> str:
+    if value is None:
+        return '"none"'
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml_value(item) for item in cast(tuple[Any, ...], value)) + "]"
+    # A JSON string, number or truth value is TOML too, but for DEL, which TOML wants escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

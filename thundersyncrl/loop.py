@@ -1,0 +1,143 @@
+"""The training loop: sample a step's groups, let the learner work meanwhile, step once, publish.
+
+| who                  | waits for                            | released by           |
+| -------------------- | ------------------------------------ | --------------------- |
+| rollouts of a step   | the engine's receipt of its version  | `publish`             |
+| gradient work        | an item that its level admits        | text, reward, seal    |
+| the optimizer step   | every trajectory accounted for       | rollouts and learner  |
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from thundersyncrl.environments.task_order import TaskOrder
+from thundersyncrl.errors import PublishError, RolloutError
+from thundersyncrl.learner.learner import Learner
+from thundersyncrl.observe.observer import Observer
+from thundersyncrl.records import Receipt, Status, StepReport
+from thundersyncrl.rollout.collector import Collector, Played
+from thundersyncrl.rollout.driver import Setting
+from thundersyncrl.runtime.inline import InlineRuntime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """The parts of a run that the loop moves."""
+
+    setting: Setting
+    learner: Learner
+    runtime: InlineRuntime
+    tasks: TaskOrder
+    observer: Observer
+    groups_per_step: int
+    group_size: int
+    extra_groups: int = 0
+    """Groups that may be started in place of uniform ones."""
+    max_retries: int = 1
+
+
+async def train(
+    training: Training, *, first_step: int, num_steps: int, after_step: Callable[[StepReport], None]
+) -> None:
+    """Run steps `first_step` .. `num_steps` - 1; the runtime is serving and the learner's version is live."""
+    for step in range(first_step, num_steps):
+        report = await train_step(training, step)
+        training.observer.step(report)
+        after_step(report)
+
+
+async def train_step(training: Training, step: int) -> StepReport:
+    """Return the report of one step: one policy, one gradient, one optimizer step."""
+    started, learner = time.perf_counter(), training.learner
+    learner.begin_step()
+    collector = _collector(training, step)
+    tasks = training.tasks.take(training.groups_per_step)
+    extra = training.extra_groups
+    while tasks:
+        await collector.play(tasks)
+        wanted = min(extra, training.groups_per_step - collector.num_groups + collector.num_uniform_groups)
+        extra -= wanted
+        tasks = training.tasks.take(wanted)
+    sampled = time.perf_counter()
+    learner.seal()
+    await training.runtime.drain()
+    metrics = await training.runtime.call(learner.finish_step)
+    learned = time.perf_counter()
+    await publish(training)
+    times = {"time_rollout_s": sampled - started, "time_learner_tail_s": learned - sampled}
+    times["time_publish_s"] = time.perf_counter() - learned
+    return _report(collector, learner.version - 1, metrics, times)
+
+
+async def publish(training: Training) -> Receipt:
+    """Make the learner's version live in the engine.
+
+    Raises:
+        PublishError: the engine confirms other weights than the learner's.
+    """
+    version, expected = training.learner.version, training.learner.policy.digest()
+    receipt = await training.setting.engine.publish(version)
+    if (receipt.version, receipt.digest) != (version, expected):
+        raise PublishError(
+            f"expected a receipt for version {version} with digest {expected}, got version {receipt.version} with "
+            f"{receipt.digest}; the engine does not sample from the learner's weights"
+        )
+    return receipt
+
+
+def _collector(training: Training, step: int) -> Collector:
+    total = training.groups_per_step * training.group_size
+
+    def on_played(end: Played) -> None:
+        training.observer.sample(end.trajectory, end.reward.value if end.reward else None)
+        training.observer.progress("trajectories", len(collector.played), max(total, len(collector.played)))
+
+    collector = Collector(
+        setting=training.setting,
+        sink=training.learner,
+        step=step,
+        group_size=training.group_size,
+        max_retries=training.max_retries,
+        wake=training.runtime.wake,
+        on_played=on_played,
+    )
+    return collector
+
+
+def _report(collector: Collector, version: int, metrics: dict[str, float], times: dict[str, float]) -> StepReport:
+    played, failures = collector.played, collector.failures
+    if len(failures) and sum(failures.values()) == len(played):
+        first = played[0].outcome
+        raise RolloutError(
+            f"expected at least one trajectory with a verdict, all {len(played)} of step {collector.step} failed; "
+            f"first: {first.cause}: {first.reason}"
+        )
+    return StepReport(
+        step=collector.step,
+        version=version,
+        num_launched=len(played),
+        num_trained=int(metrics["num_survivors"]),
+        num_dropped=int(metrics["num_dropped"]) + sum(p.outcome.status is Status.DROPPED for p in played),
+        num_failed=sum(failures.values()),
+        failures=dict(failures),
+        metrics={**metrics, **times, **_rollout_metrics(played, sum(times.values()))},
+    )
+
+
+def _rollout_metrics(played: list[Played], seconds: float) -> dict[str, float]:
+    values = [p.reward.value for p in played if p.reward is not None]
+    tokens = sum(p.trajectory.num_action_tokens for p in played)
+    return {
+        "reward_mean": sum(values) / max(len(values), 1),
+        "pass_rate": sum(v >= 1.0 for v in values) / max(len(values), 1),
+        "num_action_tokens": float(tokens),
+        "tokens_per_s": tokens / max(seconds, 1e-9),
+        "action_tokens_mean": tokens / max(len(played), 1),
+        "turns_mean": sum(len(p.trajectory.turns) for p in played) / max(len(played), 1),
+        "num_malformed": sum(p.trajectory.metrics.get("num_malformed", 0.0) for p in played),
+        "num_truncated": float(sum(p.trajectory.outcome.status is Status.TRUNCATED for p in played)),
+        "step_s": seconds,
+    }

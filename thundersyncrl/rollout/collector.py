@@ -1,0 +1,124 @@
+"""Plays the groups of a step and hands every trajectory on the moment it is complete, and its reward when it lands.
+
+| who        | waits for                | released by                                     |
+| ---------- | ------------------------ | ----------------------------------------------- |
+| a member   | its episode              | the engine, the environment, or a named limit   |
+| `play`     | all members of its wave  | each ends with text and reward, or with a reason |
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from thundersyncrl.errors import RolloutError
+from thundersyncrl.records import GroupId, Outcome, Reward, Status, Task, Trajectory, TrajectoryId
+from thundersyncrl.rollout.driver import Episode, Setting, outcome_of
+
+RETRIED = frozenset({"engine", "environment", "tool", "cancelled", "crash"})
+"""Failure kinds that aren't the model's doing: the trajectory is sampled again from its start."""
+
+
+class Sink(Protocol):
+    """Takes what the collector hands on; the learner is one."""
+
+    def open_group(self, group: GroupId, members: Iterable[TrajectoryId]) -> None: ...
+
+    def text(self, trajectory: Trajectory) -> None: ...
+
+    def reward(self, member: TrajectoryId, reward: float) -> None: ...
+
+    def lose(self, member: TrajectoryId) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """One trajectory's end: its text, and a reward or the reason why there is none."""
+
+    trajectory: Trajectory
+    reward: Reward | None
+    outcome: Outcome
+    """Of the whole: the trajectory's own, or the verifier's failure."""
+
+
+@dataclass(slots=True)
+class Collector:
+    """Plays groups for one step.
+
+    Args:
+        setting: what all episodes share.
+        sink: where texts and rewards go.
+        wake: called after each hand-over.
+        on_played: called with each trajectory's end.
+    """
+
+    setting: Setting
+    sink: Sink
+    step: int
+    group_size: int
+    max_retries: int
+    wake: Callable[[], None]
+    on_played: Callable[[Played], None]
+    played: list[Played] = field(default_factory=list[Played])
+    num_groups: int = 0
+
+    async def play(self, tasks: Sequence[Task]) -> None:
+        """Play one group per task, all at once; return when every member has ended."""
+        members: list[tuple[TrajectoryId, Task]] = []
+        for task in tasks:
+            group = GroupId(self.step, self.num_groups)
+            self.num_groups += 1
+            ids = [TrajectoryId(group.step, group.group, m) for m in range(self.group_size)]
+            self.sink.open_group(group, ids)
+            members += [(id, task) for id in ids]
+        async with asyncio.TaskGroup() as tasks_of_wave:
+            for id, task in members:
+                tasks_of_wave.create_task(self._member(id, task), name=f"trajectory {id}")
+
+    async def _member(self, id: TrajectoryId, task: Task) -> None:
+        for attempt in range(self.max_retries + 1):
+            async with Episode(self.setting, id=id, task=task) as episode:
+                trajectory = await episode.play()
+                failed = trajectory.outcome.status is Status.FAILED
+                if failed and trajectory.outcome.cause in RETRIED and attempt < self.max_retries:
+                    continue
+                end = await self._hand_over(episode, trajectory)
+            self.played.append(end)
+            self.on_played(end)
+            return
+
+    async def _hand_over(self, episode: Episode, trajectory: Trajectory) -> Played:
+        id = trajectory.id
+        if not trajectory.outcome.is_usable:
+            self._tell(lambda: self.sink.lose(id))
+            return Played(trajectory=trajectory, reward=None, outcome=trajectory.outcome)
+        self._tell(lambda: self.sink.text(trajectory))  # before the verifier runs
+        try:
+            reward = await episode.grade()
+        except RolloutError as error:
+            self._tell(lambda: self.sink.lose(id))
+            return Played(trajectory=trajectory, reward=None, outcome=outcome_of(error))
+        self._tell(lambda: self.sink.reward(id, reward.value))
+        return Played(trajectory=trajectory, reward=reward, outcome=trajectory.outcome)
+
+    def _tell(self, hand_over: Callable[[], None]) -> None:
+        hand_over()
+        self.wake()
+
+    @property
+    def num_uniform_groups(self) -> int:
+        """Groups whose rewards are all equal, so that they carry no signal."""
+        rewards: dict[GroupId, set[float]] = {}
+        for end in self.played:
+            values = rewards.setdefault(end.trajectory.id.group_id, set())
+            if end.reward is not None:
+                values.add(end.reward.value)
+        return sum(len(values) <= 1 for values in rewards.values())
+
+    @property
+    def failures(self) -> Counter[str]:
+        """Failed trajectories by kind."""
+        return Counter(p.outcome.cause for p in self.played if p.outcome.status is Status.FAILED)

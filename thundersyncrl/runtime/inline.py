@@ -1,0 +1,97 @@
+"""Inline placement: engine and learner take turns on one compute thread, while tools run and the event loop stays free.
+
+| who     | waits for                       | released by                     |
+| ------- | ------------------------------- | ------------------------------- |
+| a slice | the compute thread              | the slice before it             |
+| serve   | work of the engine or learner   | `wake`, called with new work    |
+| drain   | the learner to run out of work  | the learner's last slice        |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from thundersyncrl.errors import WatchdogError
+from thundersyncrl.rollout.engine import Worker
+
+
+class InlineRuntime:
+    """Runs slices of engine and learner in turn.
+
+    Both want the same cores, so the order decides what overlaps with the tools: a decode step costs nearly the same
+    for few sequences as for many, so while many trajectories are out with their tools, the learner goes first.
+
+    Args:
+        engine: samples.
+        learner: takes gradients; None for evaluation only.
+        engine_is_thin: whether the engine has fewer sequences than are worth a decode step now.
+    """
+
+    def __init__(
+        self, engine: Worker, learner: Worker | None = None, *, engine_is_thin: Callable[[], bool] = lambda: False
+    ):
+        self._engine = engine
+        self._learner = learner
+        self._engine_is_thin = engine_is_thin
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="thundersync-compute")
+        self._event = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.engine_busy_s = 0.0
+        self.learner_busy_s = 0.0
+
+    def wake(self) -> None:
+        """Say that there is new work. Callable from any thread."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._event.set)
+
+    def _next(self) -> Worker | None:
+        learner = self._learner
+        learner_ready = learner is not None and learner.has_work
+        if self._engine.has_work and not (learner_ready and self._engine_is_thin()):
+            return self._engine
+        return learner if learner_ready else None
+
+    async def serve(self) -> None:
+        """Run slices until cancelled; an error of a slice ends it."""
+        self._loop = asyncio.get_running_loop()
+        while True:
+            self._event.clear()
+            worker = self._next()
+            if worker is None:
+                await self._event.wait()
+                continue
+            await self._slice(worker)
+
+    async def _slice(self, worker: Worker) -> None:
+        started = time.perf_counter()
+        await asyncio.get_running_loop().run_in_executor(self._thread, worker.run_once)
+        elapsed = time.perf_counter() - started
+        if worker is self._engine:
+            self.engine_busy_s += elapsed
+        else:
+            self.learner_busy_s += elapsed
+
+    async def drain(self, *, limit_s: float = 3600.0) -> None:
+        """Return when the learner has no work left.
+
+        Raises:
+            WatchdogError: it still has some after `limit_s`.
+        """
+        deadline = time.monotonic() + limit_s
+        while self._learner is not None and self._learner.has_work:
+            if time.monotonic() > deadline:
+                raise WatchdogError(f"expected the learner to run out of work within {limit_s:.0f} s, it has not")
+            self._event.set()
+            await asyncio.sleep(0.005)
+
+    async def call(self, function: Callable[[], object]) -> object:
+        """Run a function on the compute thread, between slices, and return its result."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+    def close(self) -> None:
+        """Let the compute thread end. Idempotent."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
