@@ -135,9 +135,7 @@ def batch_gradients(
     return totals
 
 
-def _score_gradient(
-    plain: PlainModel, trajectory: Trajectory, temperature: float, cap: float | None
-) -> list[Tensor]:
+def _score_gradient(plain: PlainModel, trajectory: Trajectory, temperature: float, cap: float | None) -> list[Tensor]:
     logprobs = sequence_logprobs(plain, trajectory, temperature=temperature)
     if cap is not None:
         behavior = torch.tensor(trajectory.behavior_logprobs, dtype=logprobs.dtype, device=logprobs.device)

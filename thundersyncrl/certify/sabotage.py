@@ -6,7 +6,7 @@ They patch the learner for the duration of one certificate, and nothing else can
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -47,7 +47,7 @@ def _naive_offset() -> Generator[None, None, None]:
         if is_first:
             self.weighted = cast(list[Tensor], torch._foreach_mul(source, reward)) if source else []  # pyright: ignore
             folded(self, member, reward, source)
-            self.own_reward_of_first, self.first_reward = reward, 0.0
+            self.first_reward = 0.0
         else:
             folded(self, member, reward, source)
 
@@ -126,17 +126,16 @@ _PATCHES: Mapping[str, _Patch] = {
 SABOTAGES = tuple(_PATCHES)
 
 
-@contextmanager
-def sabotaged(name: str) -> Generator[None, None, None]:
-    """Break one thing while the body runs; an empty name breaks nothing.
+def check_sabotage(name: str) -> None:
+    """Raise unless the name is empty or a known fault.
 
     Raises:
-        ConfigError: no such fault.
+        ConfigError: no such fault; the message lists them.
     """
     if name and name not in _PATCHES:
         raise ConfigError(f"expected --sabotage to be one of {', '.join(SABOTAGES)}, got {name!r}")
-    if not name:
-        yield
-        return
-    with _PATCHES[name]():
-        yield
+
+
+def sabotaged(name: str) -> AbstractContextManager[Any]:
+    """Break one thing while the body runs; an empty name breaks nothing."""
+    return _PATCHES[name]() if name else nullcontext()

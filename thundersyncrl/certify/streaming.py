@@ -56,6 +56,4 @@ def streamed_gradient(
     learner.baseline = baseline
     metrics = play(learner, batch, arrivals(batch, order))
     gradient = probe.gradient or [torch.zeros_like(p) for p in policy.trained.values()]
-    return Streamed(
-        gradient=gradient, num_packs={kind.value: int(metrics[f"num_{kind}_packs"]) for kind in WorkClass}
-    )
+    return Streamed(gradient=gradient, num_packs={kind.value: int(metrics[f"num_{kind}_packs"]) for kind in WorkClass})
