@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -440,7 +441,7 @@ def test_whatever_breaks_becomes_a_named_failure(
 ) -> None:
     trajectory = play(engine_of(reply), world, trajectory_limit_s=0.5)
     assert (trajectory.outcome.status, trajectory.outcome.cause) == (Status.FAILED, cause)
-    assert __import__("re").search(reason, trajectory.outcome.reason), trajectory.outcome.reason
+    assert re.search(reason, trajectory.outcome.reason), trajectory.outcome.reason
 
 
 def test_an_environment_that_cannot_be_made_is_a_failure() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -116,13 +116,14 @@ class _Certificate:
         controls: Mapping[_Key, Mapping[str, float]],
     ) -> None:
         before = len(self.cases)
+        kinds = [parameter_kind(name) for name in policy.trained]
         for name in subject.objectives:
             for order in round.orders:
                 kind = _kind_of(subject, round, name, order)
                 if kind is None:
                     continue
                 for stream in round.streams:
-                    errors, reason = self._errors(subject, policy, (name, kind), references, stream, order)
+                    errors, reason = self._errors(subject, policy, (name, kind), stream, order, references, kinds)
                     self.cases.append(
                         Case(
                             model=subject.name,
@@ -148,12 +149,12 @@ class _Certificate:
         subject: Subject,
         policy: Policy,
         key: _Key,
-        references: Mapping[_Key, list[Tensor]],
         stream: str,
         order: int,
+        references: Mapping[_Key, list[Tensor]],
+        kinds: Sequence[str],
     ) -> tuple[Mapping[str, float], str]:
         name, rewards = key
-        kinds = [parameter_kind(name) for name in policy.trained]
         try:
             with sabotaged(self._sabotage):
                 streamed = streamed_gradient(

@@ -89,8 +89,8 @@ def _stale_coefficient() -> AbstractContextManager[Any]:
     """The baseline of a group is that of a moment before: it misses the last member's reward."""
     current = cast(Any, Learner)._set_advantages
 
-    def stale(learner: Learner, groups: Sequence[GroupWork], *, partial: bool = False) -> None:
-        current(learner, groups, partial=partial)
+    def stale(learner: Learner, groups: Sequence[GroupWork]) -> None:
+        current(learner, groups)
         for work in groups:
             values = work.advantages
             shift = values[max(values)] / max(len(values) - 1, 1) if values else 0.0
@@ -111,7 +111,11 @@ def _shifted_positions() -> AbstractContextManager[Any]:
 
 def _low_precision_accumulation() -> AbstractContextManager[Any]:
     """Gradients are summed in bfloat16."""
-    return patch.object(ledger, "accumulation_dtype", lambda _: torch.bfloat16)
+
+    def low(tensor: Tensor) -> torch.dtype:
+        return torch.bfloat16
+
+    return patch.object(ledger, "accumulation_dtype", low)
 
 
 _PATCHES: Mapping[str, _Patch] = {

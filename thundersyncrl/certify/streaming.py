@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from thundersyncrl.algorithms.own_reward import RunningMean
 from thundersyncrl.certify.arrivals import arrivals, limits_of_order, play
 from thundersyncrl.certify.cases import Batch
 from thundersyncrl.learner.learner import Learner, Objective
@@ -53,7 +54,7 @@ def streamed_gradient(
     probe = GradientProbe()
     limits = limits_of_order(order, stream=stream)
     learner = Learner(policy, objective, limits, cast(PolicyOptimizer, probe))
-    learner.baseline = baseline
+    learner.running_mean = RunningMean(num_rewards=1, mean=baseline)
     metrics = play(learner, batch, arrivals(batch, order))
     gradient = probe.gradient or [torch.zeros_like(p) for p in policy.trained.values()]
     return Streamed(gradient=gradient, num_packs={kind.value: int(metrics[f"num_{kind}_packs"]) for kind in WorkClass})

@@ -1,4 +1,4 @@
-"""What is certified: the tiny models of the supported families, or the model of a config with trajectories of its own."""
+"""What is certified: tiny models of the supported families, or a config's model on trajectories that it sampled."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ FAMILIES = {"llama": 1.0, "qwen2": 0.7, "qwen3": 1.4}
 """Supported families, and the temperature at which each is certified."""
 BASELINE = 0.3
 """Running mean of past rewards during a certificate."""
+_ADAPTED: dict[str, str | tuple[str, ...]] = {
+    "llama": "all-linear",
+    "qwen2": ("q_proj", "v_proj"),
+    # the first layer's keys and values then carry no gradient at all
+    "qwen3": ("q_proj", "down_proj"),
+}
 _VOCABULARY = 48
 _TINY_LENGTH = 16
 
@@ -85,15 +91,22 @@ def tiny_subjects(config: Config | None, *, families: Sequence[str], num_orders:
                     load=partial(_tiny_policy, family, train),
                     objectives={n: replace(o, temperature=temperature) for n, o in objectives.items()},
                     batches={kind: tiny_batch(trajectories, kind, seed=index) for kind in RewardKind},
-                    rounds=(
-                        Round(dtype="float64", orders=orders),
-                        Round(dtype="float32", orders=orders),
-                        Round(dtype="float32", orders=orders[:2], offset=True),
-                        Round(dtype="bfloat16", orders=orders[:1]),
-                    ),
+                    rounds=_tiny_rounds(orders, train),
                 )
             )
     return subjects
+
+
+def _tiny_rounds(orders: tuple[int, ...], train: str) -> tuple[Round, ...]:
+    """Return all orders in float64; in float32 half of them for each kind of training, runs of four in turn."""
+    mine = tuple(o for o in orders if (o // 4 % 2 == 0) == (train == "full")) or orders[:1]
+    return (
+        Round(dtype="float64", orders=orders),
+        Round(dtype="float32", orders=mine),
+        # only what is folded before its coefficient is known can suffer from an offset
+        Round(dtype="float32", orders=orders[:3], streams=("trajectory",), offset=True),
+        Round(dtype="bfloat16", orders=orders[:1], streams=("trajectory",)),
+    )
 
 
 def _every_objective() -> dict[str, Objective]:
@@ -169,7 +182,7 @@ def _tiny_policy(family: str, train: str, dtype: str) -> Policy:
             for parameter in model.parameters():
                 if parameter.dim() == 1:
                     parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    lora = LoraConfig(rank=2, alpha=4.0) if train == "lora" else None
+    lora = LoraConfig(rank=2, alpha=4.0, targets=_ADAPTED[family]) if train == "lora" else None
     return with_live_adapters(make_policy(model, dtype=DTYPES[dtype], lora=lora))
 
 

@@ -15,7 +15,7 @@ from thundersyncrl.records import Reward
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: Python 3.11 cannot subscript a generic record that has them
 class Answer(Generic[T]):
     """What one call does: wait, then return a value or raise an error."""
 
