@@ -1,4 +1,4 @@
-"""Small real parts for tests: a byte-level BPE tokenizer with ChatML tokens, and random models of the supported families."""
+"""Small real parts for tests: a byte-level BPE tokenizer with ChatML tokens, and random models of each family."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MERGES = (
     *(("h", "e"), ("l", "l"), ("ll", "o"), ("he", "llo")),
     *(("`", "`"), ("``", "`"), ("o", "k"), ("u", "s"), ("e", "r"), ("us", "er"), ("Ġ", "t"), ("i", "n"), ("in", "g")),
 )
-"""In order of rank. "hello" is one token, and so are its halves "he" and "llo": sampled ids need not be what encoding gives."""
+"""In order of rank. "hello" is one token, and so are "he" and "llo": sampled ids need not be what encoding gives."""
 
 
 def toy_tokenizer(
@@ -74,21 +74,21 @@ def tiny_model(
     seed: int = 0,
 ) -> Any:
     """Return a random causal LM in eval mode; the same seed gives the same weights, and global random state is kept."""
-    settings: dict[str, Any] = dict(
-        vocab_size=vocab_size,
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=width // heads,
-        max_position_embeddings=2048,
-        tie_word_embeddings=tied,
-        initializer_range=0.2,  # large enough that attention and logits are far from uniform
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
+    settings: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": width // heads,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": tied,
+        "initializer_range": 0.2,  # large enough that attention and logits are far from uniform
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
     if family == "qwen2":
         del settings["head_dim"]  # Qwen2 derives it
     kinds = {

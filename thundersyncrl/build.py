@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from thundersyncrl.environments.environment import EnvironmentFactory
 from thundersyncrl.environments.harbor import load_tasks
 from thundersyncrl.environments.shell import shell_environments
 from thundersyncrl.environments.shell_tasks import make_tasks
+from thundersyncrl.environments.shell_tasks.generate import Split
 from thundersyncrl.environments.task_order import TaskOrder
 from thundersyncrl.errors import ConfigError
 from thundersyncrl.evaluation import evaluate, play_all
@@ -30,7 +31,7 @@ from thundersyncrl.learner.learner import Learner, Objective, RewardShaper, Work
 from thundersyncrl.learner.optimizer import PolicyOptimizer
 from thundersyncrl.learner.policy import Policy, load_policy
 from thundersyncrl.learner.reference import ReferencePolicy
-from thundersyncrl.loop import Training, train
+from thundersyncrl.loop import Training, publish, train
 from thundersyncrl.observe.observer import EvaluationResult, Observer
 from thundersyncrl.records import StepReport, Task
 from thundersyncrl.rollout.driver import Limits, Setting
@@ -147,7 +148,7 @@ def build(config: Config, observer: Observer) -> Parts:
         max_mismatch=config.learner.max_mismatch,
     )
     learner = Learner(policy, objective, limits, optimizer)
-    runtime = InlineRuntime(engine, learner)
+    runtime = InlineRuntime(engine, learner, num_sequences=lambda: engine.stats.num_running + engine.stats.num_waiting)
     engine.on_work = runtime.wake
     return Parts(
         config=config,
@@ -166,19 +167,32 @@ def build(config: Config, observer: Observer) -> Parts:
 def _tasks(config: Config, observer: Observer) -> tuple[list[Task], list[Task]]:
     settings, base = config.tasks, Path(config.run) / "tasks"
     folders: list[Path] = []
-    for split, given, num in (
+    splits: tuple[tuple[Split, str, int], ...] = (
         ("train", settings.train, settings.num_train),
         ("heldout", settings.heldout, settings.num_heldout),
-    ):
+    )
+    for split, given, num in splits:
         folder = Path(given) if given else base / split
-        if not given and not folder.exists():
+        if not given:  # the same call writes the same set, so an interrupted one is made whole
             observer.phase("making tasks", f"{num} {split} tasks in {folder}")
-            make_tasks(folder, num=num, seed=config.seed, split=split, kinds=settings.kinds)
+            make_tasks(
+                folder,
+                num=num,
+                seed=config.seed,
+                split=split,
+                kinds=settings.kinds,
+                difficulties=settings.difficulties,
+            )
         folders.append(folder)
-    train_tasks, heldout_tasks = (load_tasks(folder, kinds=settings.kinds) for folder in folders)
+    train_tasks, heldout_tasks = (_chosen(load_tasks(folder, kinds=settings.kinds), config) for folder in folders)
     if config.evaluation is not None:
         heldout_tasks = heldout_tasks[: config.evaluation.num_tasks]
     return train_tasks, heldout_tasks
+
+
+def _chosen(tasks: list[Task], config: Config) -> list[Task]:
+    wanted = config.tasks.difficulties
+    return [task for task in tasks if not wanted or task.difficulty in wanted]
 
 
 def _setting(parts: Parts, *, temperature: float, seed: int) -> Setting:
@@ -203,7 +217,7 @@ def _setting(parts: Parts, *, temperature: float, seed: int) -> Setting:
 
 
 @asynccontextmanager
-async def _serving(parts: Parts) -> AsyncIterator[None]:
+async def _serving(parts: Parts) -> AsyncGenerator[None, None]:
     """Serve engine and learner while the body runs; an error of either ends both."""
     server = asyncio.ensure_future(parts.runtime.serve())
     body = asyncio.current_task()

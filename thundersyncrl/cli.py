@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -11,11 +12,11 @@ from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from thundersyncrl.config import Config, load_config, parse_config
+from thundersyncrl.config import Config, EnvironmentConfig, load_config, parse_config
 from thundersyncrl.errors import ConfigError, ThunderSyncError
 
 if TYPE_CHECKING:
@@ -40,13 +41,14 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Such as rollout.group_size=4.", show_default=False),
 ]
+TaskFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of task folders.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, everything else on stderr.")]
 StartedAt = Annotated[
     float,
     typer.Option(
         envvar="THUNDERSYNCRL_STARTED_AT",
         hidden=True,
-        help="When the clock of `seconds` began, in seconds since 1970; 0: now.",
+        help="When the clock of `seconds` began, in seconds since 1970; 0: when the run does.",
     ),
 ]
 
@@ -65,7 +67,6 @@ def train(
     Example:
         thundersyncrl train examples/shell/quickstart.toml steps=10 run=runs/first
     """
-    began_at = started_at or time.time()
     settings = load_config(config, overrides or [])
     from thundersyncrl.runtime.run_folder import open_run
 
@@ -74,7 +75,8 @@ def train(
         from thundersyncrl.build import train_run
 
         summary = dict(train_run(settings, resume=resume, sink=observer))
-    summary["seconds"] = round(time.time() - began_at, 1)
+    if started_at:
+        summary["seconds"] = round(time.time() - started_at, 1)
     folder.write_summary(summary)
     _draw_curves(folder)
     _print_json(summary)
@@ -206,6 +208,87 @@ def check(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = Fal
         raise typer.Exit(_EXIT_CONFIG)
 
 
+@tasks_app.command("make")
+def make_tasks_command(
+    folder: TaskFolder,
+    num: Annotated[int, typer.Option(min=1, help="Different tasks to make.")] = 240,
+    seed: Annotated[int, typer.Option(help="The same seed makes the same tasks.")] = 0,
+    split: Annotated[str, typer.Option(help='"train" or "heldout"; no task is ever in both.')] = "train",
+    kinds: Annotated[str, typer.Option(help="Such as copy,git; all kinds without it.")] = "",
+    difficulties: Annotated[str, typer.Option(help="Of easy,medium,hard; all without it.")] = "",
+) -> None:
+    """Write shell tasks as Harbor folders, evenly over kinds and difficulties.
+
+    \b
+    Example:
+        thundersyncrl tasks make tasks/train --num 240 --split train --kinds copy,move
+    """
+    from thundersyncrl.environments.shell_tasks import make_tasks
+
+    chosen = cast(Any, split)  # make_tasks refuses every other split by name
+    made = make_tasks(
+        folder, num=num, seed=seed, split=chosen, kinds=_listed(kinds), difficulties=_listed(difficulties)
+    )
+    print(f"made {len(made)} tasks in {folder}", flush=True)
+
+
+@tasks_app.command("check")
+def check_tasks_command(
+    folder: TaskFolder,
+    oracle: Annotated[bool, typer.Option("--oracle", help="Also run each task's solution in the sandbox.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Read every task of a folder, and with --oracle see that its own solution gets reward 1.
+
+    \b
+    Example:
+        thundersyncrl tasks check tasks/train --oracle
+    """
+    from thundersyncrl.check import check_oracles, describe_tasks
+    from thundersyncrl.environments.harbor import load_tasks
+
+    tasks = load_tasks(folder)
+    print(describe_tasks(tasks), file=sys.stderr if as_json else sys.stdout, flush=True)
+
+    def progress(done: int) -> None:
+        if done % 50 == 0:
+            print(f"  {done} of {len(tasks)} solutions run", file=sys.stderr, flush=True)
+
+    failed = [f for f in check_oracles(tasks, EnvironmentConfig(), progress) if not f.ok] if oracle else []
+    for finding in failed:
+        print(finding.line(), file=sys.stderr, flush=True)
+    if as_json:
+        _print_json({"tasks": len(tasks), "failed": [finding.to_json() for finding in failed]})
+    elif oracle:
+        print(f"{len(tasks) - len(failed)} of {len(tasks)} solutions get reward 1", flush=True)
+    if failed:
+        raise typer.Exit(_EXIT_CONFIG)
+
+
+@tasks_app.command("list")
+def list_tasks_command(folder: TaskFolder, as_json: AsJson = False) -> None:
+    """List the tasks of a folder: id, kind, difficulty, and whether they need several turns.
+
+    \b
+    Example:
+        thundersyncrl tasks list tasks/train
+    """
+    from thundersyncrl.environments.harbor import load_tasks
+
+    tasks = load_tasks(folder)
+    if as_json:
+        keys = ("id", "kind", "difficulty", "several_turns", "instruction")
+        _print_json({"tasks": [{key: getattr(task, key) for key in keys} for task in tasks]})
+        return
+    for task in tasks:
+        turns = "several turns" if task.several_turns else "one turn"
+        print(f"{task.id}\t{task.kind}\t{task.difficulty}\t{turns}", flush=True)
+
+
+def _listed(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def _certified_config(config: Path | None, overrides: list[str], *, tiny: bool) -> Config | None:
     """Return the config to certify; None for `--tiny` alone. An override may stand where no file does."""
     if config is not None and "=" in str(config) and not config.exists():
@@ -274,17 +357,33 @@ class _Termination:
             raise KeyboardInterrupt  # SIGINT is ignored, as in a shell's background job
 
 
+def _known_errors(error: Exception) -> list[ThunderSyncError]:
+    """Return the errors that tasks running side by side raised on purpose; none when any of them is a bug."""
+    if isinstance(error, ThunderSyncError):
+        return [error]
+    if not isinstance(error, ExceptionGroup):
+        return []
+    parts = [_known_errors(part) for part in cast(ExceptionGroup[Exception], error).exceptions]
+    return [known for part in parts for known in part] if all(parts) else []
+
+
 def main() -> None:
     """Run the command line and exit: 0 success, 1 failure, 2 bad config or usage, 130 SIGINT, 143 SIGTERM."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a model may write what the terminal can't show
+    # The display shows progress; bars of libraries would be drawn over it.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     termination = _Termination()
     try:
         app()
-    except ThunderSyncError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(_EXIT_CONFIG if isinstance(error, ConfigError) else _EXIT_ERROR) from None
+    except (ThunderSyncError, ExceptionGroup) as error:
+        known = _known_errors(error)
+        if not known:
+            raise
+        for text in dict.fromkeys(map(str, known)):
+            print(f"error: {text}", file=sys.stderr, flush=True)
+        raise SystemExit(_EXIT_CONFIG if isinstance(known[0], ConfigError) else _EXIT_ERROR) from None
     except SystemExit as exit_:
         if termination.came:
             raise SystemExit(_EXIT_TERMINATE) from None

@@ -10,7 +10,7 @@ import copy
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -107,7 +107,9 @@ class LearnerConfig(_Section):
     pack_tokens: int = Field(default=2048, ge=1)
     """Tokens per forward and backward, at most, where one trajectory fits."""
     graph_tokens: int = Field(default=4096, ge=0)
-    """Prompt tokens whose graphs may wait for their backward; prompts past it run forward twice, with the same result."""
+    """Prompt tokens whose graphs may wait for their backward.
+
+    Prompts past it run forward twice, with the same result."""
     max_open_groups: int = Field(default=64, ge=1)
     """Groups that may hold gradient buffers; past it, work falls back to group level."""
     learning_rate: float = Field(default=1e-5, gt=0)
@@ -212,6 +214,8 @@ class TasksConfig(_Section):
     """Held-out folder, never trained on. Empty: generated."""
     kinds: tuple[str, ...] = ()
     """Only these kinds; empty takes all."""
+    difficulties: tuple[Literal["easy", "medium", "hard"], ...] = ()
+    """Only these difficulties; empty takes all."""
     num_train: int = Field(default=240, ge=1)
     """Generated training tasks; only without `train`."""
     num_heldout: int = Field(default=64, ge=1)
@@ -369,6 +373,6 @@ def _override_value(dotted: str, text: str) -> Any:
     try:
         value = tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
-        return text.split(",") if annotation == tuple[str, ...] and text != "none" else text
+        return text.split(",") if get_origin(annotation) is tuple else text
     # `run=2024-05-01` and `model.path=7` are text, though TOML reads a date and a number.
     return text if annotation is str and not isinstance(value, str) else value

@@ -36,14 +36,20 @@ def _toml_lines(section: BaseModel, prefix: str) -> list[str]:
         if isinstance(value, BaseModel):
             deeper += ["", f"[{prefix}{name}]", *_toml_lines(value, f"{prefix}{name}.")]
         else:
-            lines.append(f"{name} = {_toml_value(value)}")
+            lines.append(f"{name} = {to_toml_value(value)}")
     return lines + deeper  # a table's own values must come before its sub-tables
 
 
-def _toml_value(value: Any) -> str:
+def to_toml_value(value: Any) -> str:
+    """Return a value of a config as TOML.
+
+    Example:
+        >>> to_toml_value(1e-5), to_toml_value(True), to_toml_value(None), to_toml_value(("a",))
+        ('1e-05', 'true', '"none"', '["a"]')
+    """
     if value is None:
         return '"none"'
     if isinstance(value, tuple):
-        return "[" + ", ".join(_toml_value(item) for item in cast(tuple[Any, ...], value)) + "]"
+        return "[" + ", ".join(to_toml_value(item) for item in cast(tuple[Any, ...], value)) + "]"
     # A JSON string, number or truth value is TOML too, but for DEL, which TOML wants escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -108,6 +108,7 @@ def _collector(training: Training, step: int) -> Collector:
 
 
 def _report(collector: Collector, version: int, metrics: dict[str, float], times: dict[str, float]) -> StepReport:
+    metrics = dict(metrics)
     played, failures = collector.played, collector.failures
     if len(failures) and sum(failures.values()) == len(played):
         first = played[0].outcome
@@ -119,8 +120,8 @@ def _report(collector: Collector, version: int, metrics: dict[str, float], times
         step=collector.step,
         version=version,
         num_launched=len(played),
-        num_trained=int(metrics["num_survivors"]),
-        num_dropped=int(metrics["num_dropped"]) + sum(p.outcome.status is Status.DROPPED for p in played),
+        num_trained=int(metrics.pop("num_survivors")),
+        num_dropped=int(metrics.pop("num_dropped")) + sum(p.outcome.status is Status.DROPPED for p in played),
         num_failed=sum(failures.values()),
         failures=dict(failures),
         metrics={**metrics, **times, **_rollout_metrics(played, sum(times.values()))},

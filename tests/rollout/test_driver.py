@@ -180,9 +180,7 @@ def test_thinking_that_a_template_would_drop_stays_in_the_context_it_was_sampled
         scored = logprobs((*request.prompt_ids, *ids))[-len(ids) :]
         return Reply(token_ids=ids, logprobs=tuple(scored.tolist()))
 
-    trajectory = play(
-        ScriptedEngine(script), ScriptedEnvironment([see("one"), see("two"), DONE]), renderer=renderer
-    )
+    trajectory = play(ScriptedEngine(script), ScriptedEnvironment([see("one"), see("two"), DONE]), renderer=renderer)
     mask = torch.tensor(trajectory.action_mask[1:])
     now = logprobs(trajectory.token_ids)[mask]
     assert torch.allclose(now, torch.tensor(trajectory.behavior_logprobs), atol=1e-5, rtol=0)
@@ -289,7 +287,9 @@ def test_requests_carry_session_group_temperature_and_stop_ids() -> None:
 
 def test_every_request_of_a_run_has_its_own_seed_and_the_same_in_every_run() -> None:
     """Case H-35 (driver part)."""
-    keys = [(s, TrajectoryId(a, b, c), t) for s in (0, 1) for a in (0, 1) for b in (0, 11) for c in (0, 1) for t in (0, 1)]
+    keys = [
+        (s, TrajectoryId(a, b, c), t) for s in (0, 1) for a in (0, 1) for b in (0, 11) for c in (0, 1) for t in (0, 1)
+    ]
     seeds = [request_seed(*key) for key in keys]
     assert len(set(seeds)) == len(keys)
     assert all(0 <= seed < 2**63 for seed in seeds)
@@ -379,7 +379,9 @@ def test_time_that_ends_before_the_first_token_is_a_failure() -> None:
 
 def test_time_that_ends_while_a_tool_runs_truncates_and_the_world_can_be_graded() -> None:
     async def run() -> tuple[Trajectory, Reward]:
-        world = ScriptedEnvironment([Answer(Observation(text="", done=False), FOREVER)], verdict=Answer(Reward(value=0.5)))
+        world = ScriptedEnvironment(
+            [Answer(Observation(text="", done=False), FOREVER)], verdict=Answer(Reward(value=0.5))
+        )
         async with episode_of(engine_of(say("sleep 60")), world, trajectory_limit_s=0.1) as episode:
             return await episode.play(), await episode.grade()
 
@@ -436,9 +438,7 @@ FAILURES: list[tuple[Reply, Environment, str, str]] = [
 
 @pytest.mark.usefixtures("short_grace")
 @pytest.mark.parametrize(("reply", "world", "cause", "reason"), FAILURES)
-def test_whatever_breaks_becomes_a_named_failure(
-    reply: Reply, world: Environment, cause: str, reason: str
-) -> None:
+def test_whatever_breaks_becomes_a_named_failure(reply: Reply, world: Environment, cause: str, reason: str) -> None:
     trajectory = play(engine_of(reply), world, trajectory_limit_s=0.5)
     assert (trajectory.outcome.status, trajectory.outcome.cause) == (Status.FAILED, cause)
     assert re.search(reason, trajectory.outcome.reason), trajectory.outcome.reason
@@ -551,7 +551,8 @@ def test_no_episode_keeps_the_others_waiting() -> None:
     async def run() -> tuple[list[Trajectory | BaseException], ScriptedEngine]:
         engine = engine_of(say("ls"), say("hello"))
         episodes = [
-            episode_of(engine, world, id=TrajectoryId(0, 0, n), trajectory_limit_s=1.0) for n, world in enumerate(worlds)
+            episode_of(engine, world, id=TrajectoryId(0, 0, n), trajectory_limit_s=1.0)
+            for n, world in enumerate(worlds)
         ]
         tasks = [asyncio.create_task(episode.play()) for episode in episodes]
         while len(worlds[2].actions) < 2:
@@ -621,14 +622,33 @@ def test_a_cancelled_close_still_removes_the_world() -> None:
     assert asyncio.run(run()) == 1
 
 
-def test_a_close_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stuck(ScriptedEnvironment):
-        async def close(self) -> None:
-            await asyncio.sleep(60)
+class Stuck(ScriptedEnvironment):
+    async def close(self) -> None:
+        await asyncio.sleep(60)
 
+
+def test_a_close_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "CLOSE_LIMIT_S", 0.05)
+
+    async def run() -> None:
+        episode = episode_of(engine_of(say("hello")), Stuck([DONE]))
+        await episode.play()
+        await episode.close()
+
     with pytest.raises(TimeLimitError, match=r"environment.close \(step=1/group=2/member=3\)"):
-        play(engine_of(say("hello")), Stuck([DONE]))
+        asyncio.run(run())
+
+
+def test_a_world_that_stays_does_not_cost_its_trajectory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "CLOSE_LIMIT_S", 0.05)
+
+    async def run() -> Reward:
+        async with episode_of(engine_of(say("hello")), Stuck([DONE])) as episode:
+            await episode.play()
+            return await episode.grade()
+
+    with pytest.warns(RuntimeWarning, match=r"left behind: .*environment.close \(step=1/group=2/member=3\)"):
+        assert asyncio.run(run()).value == 1.0
 
 
 # Grading
@@ -656,12 +676,14 @@ def test_the_text_is_complete_before_the_verifier_runs_and_the_session_is_free()
         (Answer[Any](ValueError("bad")), VerifierError, r"environment.grade .* raised ValueError: bad"),
         (Answer[Any](None), VerifierError, "environment.grade"),
         (Answer[Any](EnvironmentFailure("gone")), EnvironmentFailure, "gone"),
-        (Answer[Any](Reward(value=1.0), FOREVER), TimeLimitError, r"environment.grade \(step=1/group=2/member=3, greet\)"),
+        (
+            Answer[Any](Reward(value=1.0), FOREVER),
+            TimeLimitError,
+            r"environment.grade \(step=1/group=2/member=3, greet\)",
+        ),
     ],
 )
-def test_no_verdict_is_an_error_and_never_a_reward(
-    verdict: Answer[Reward], error: type[Exception], says: str
-) -> None:
+def test_no_verdict_is_an_error_and_never_a_reward(verdict: Answer[Reward], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         graded(ScriptedEnvironment([DONE], verdict=verdict), grade_limit_s=0.1)
 

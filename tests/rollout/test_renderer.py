@@ -33,16 +33,16 @@ DROPS_THINKING = (
 )
 OPENS_THINKING = CHATML.replace("'<|im_start|>assistant\n'", "'<|im_start|>assistant\n<think>\n'")
 STRIPS = CHATML.replace("message['content']", "message['content'] | trim")
-DEFAULT_SYSTEM = "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nBe kind.<|im_end|>\n' }}{% endif %}" + CHATML
+DEFAULT_SYSTEM = (
+    "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nBe kind.<|im_end|>\n' }}{% endif %}" + CHATML
+)
 
 
 def chat_ids(tokenizer: PreTrainedTokenizerFast, *contents: str, system: bool = True) -> list[int]:
     """Return what transformers itself makes of a chat: system, user, assistant, user, ..."""
     roles = (["system"] if system else []) + ["user", "assistant"] * len(contents)
     messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
-    return list(
-        tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
-    )
+    return list(tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False))
 
 
 def num_controls(ids: tuple[int, ...]) -> int:
@@ -155,6 +155,8 @@ def test_an_opened_think_block_is_part_of_every_assistant_header() -> None:
     ("template", "says"),
     [
         ("{{ messages | length }}" + CHATML, "stays the same when turns are added"),
+        ("{% if messages | length < 3 %}A{% endif %}" + CHATML, "stays the same when turns are added"),
+        ("{% if messages | length > 4 %}A{% endif %}" + CHATML, "stays the same when turns are added"),
         (CHATML.replace("message['content']", "(message['content'] if loop.last else '')"), "shows each message once"),
         (CHATML.replace("message['content']", "message['content'] * 2"), "shows each message once"),
         ("{{ raise_exception('no system role') }}", "no system role"),

@@ -48,9 +48,7 @@ def while_live(engine: ScriptedEngine, then: Callable[[], Awaitable[object] | No
 
 def test_a_sample_is_what_the_script_says() -> None:
     engine = engine_of(Reply(token_ids=(5, 9), logprobs=(-0.5, -0.25)), version=3)
-    assert sample(engine) == Sample(
-        token_ids=(5, 9), logprobs=(-0.5, -0.25), finish=FinishReason.STOP, version=3
-    )
+    assert sample(engine) == Sample(token_ids=(5, 9), logprobs=(-0.5, -0.25), finish=FinishReason.STOP, version=3)
     assert engine.requests == [REQUEST]
 
 

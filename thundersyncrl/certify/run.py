@@ -33,6 +33,8 @@ from thundersyncrl.records import Trajectory
 
 _Key = tuple[str, RewardKind]
 """(objective, rewards)"""
+_QUIET_S = 10.0
+"""Longest silence where cases take their time."""
 
 
 def certify(config: Config | None, *, tiny: bool, sabotage: str = "", progress: Callable[[str], None]) -> CertifyReport:
@@ -85,6 +87,7 @@ class _Certificate:
     def __init__(self, sabotage: str, progress: Callable[[str], None]):
         self._sabotage = sabotage
         self._progress = progress
+        self._told = time.perf_counter()
         self.cases: list[Case] = []
         self.num_packs: Counter[str] = Counter()
 
@@ -123,6 +126,7 @@ class _Certificate:
                 if kind is None:
                     continue
                 for stream in round.streams:
+                    self._tell_if_slow(f"{subject.name} {subject.train} {round.dtype}: {name} {stream} order {order}")
                     errors, reason = self._errors(subject, policy, (name, kind), stream, order, references, kinds)
                     self.cases.append(
                         Case(
@@ -143,6 +147,11 @@ class _Certificate:
             what = f"{subject.name} {subject.train} {round.dtype}{' rewards + 10,000' if round.offset else ''}"
             worst, failed = max(c.errors[WHOLE] for c in done), sum(not c.passes for c in done)
             self._progress(f"{what}: {len(done)} cases, worst {worst:.1e}, {failed} failed")
+
+    def _tell_if_slow(self, line: str) -> None:
+        if time.perf_counter() - self._told > _QUIET_S:
+            self._told = time.perf_counter()
+            self._progress(line)
 
     def _errors(
         self,

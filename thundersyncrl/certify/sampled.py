@@ -39,6 +39,8 @@ def sample_groups(
 ) -> tuple[Trajectory, ...]:
     """Return groups of trajectories as the run itself would sample them; failed ones are among them, as failures.
 
+    At most two turns of 32 tokens: what has to be exact is in them, and float64 is slow on a real model.
+
     Args:
         config: the run's.
         folder: scratch space.
@@ -51,9 +53,14 @@ def sample_groups(
     """
     from thundersyncrl.build import rollout_run
 
+    short = {
+        "group_size": group_size,
+        "max_turns": min(config.rollout.max_turns, 2),
+        "max_turn_tokens": min(config.rollout.max_turn_tokens, 32),
+    }
     update = {
         "run": str(folder),
-        "rollout": config.rollout.model_copy(update={"group_size": group_size}),
+        "rollout": config.rollout.model_copy(update=short),
         "tasks": config.tasks.model_copy(update={"num_train": 2 * num_groups, "num_heldout": 1}),
     }
     output = folder / "trajectories.jsonl"

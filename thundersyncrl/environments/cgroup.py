@@ -1,5 +1,4 @@
-"""Control groups (v1 and v2): count and limit a world's processes, memory and CPU time, where the kernel lets
-us.
+"""Control groups (v1 and v2): count and limit a world's processes, memory and CPU time, where the kernel lets us.
 
 A controller that can't be used is simply absent from `Controllers`; the sandbox then falls back to rlimits
 for it.
@@ -18,6 +17,8 @@ from pathlib import Path
 
 CONTROLLERS = ("memory", "pids", "cpuacct")
 
+_PROBE_VALUES = {"memory": 1 << 30, "pids": 1 << 15}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Controllers:
@@ -33,8 +34,7 @@ class Controllers:
 
 
 def detect(*, root: Path = Path("/"), probe_name: str) -> Controllers:
-    """Return the controllers that this process may use, each shown by making a group with a limit and
-    removing it.
+    """Return the controllers that this process may use, each shown by making a group with a limit and removing it.
 
     Args:
         root: file system root; another one only in tests.
@@ -64,8 +64,7 @@ def _own_groups(text: str) -> dict[str, str]:
 
 
 def _mounts(text: str, root: Path) -> dict[str, tuple[Path, str]]:
-    """Return controller to (mount point, path of the hierarchy that is mounted there); "" is the unified one.
-    Return controller to (mount point, path of the hierarchy that is mounted there); "" is the unified one."""
+    """Return controller to (mount point, path of the hierarchy that is mounted there); "" is the unified one."""
     found: dict[str, tuple[Path, str]] = {}
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
@@ -80,8 +79,7 @@ def _mounts(text: str, root: Path) -> dict[str, tuple[Path, str]]:
 
 
 def _below(place: tuple[Path, str], path: str) -> Path:
-    """Return the folder of a group, given what part of the hierarchy is mounted (a container sees only its
-    own)."""
+    """Return the folder of a group, given what part of the hierarchy is mounted (a container sees only its own)."""
     point, mounted = place
     if path == mounted or path.startswith(mounted.rstrip("/") + "/"):
         path = path[len(mounted.rstrip("/")) :]
@@ -93,8 +91,7 @@ def _v1_parent(name: str, own: Mapping[str, str], mounts: Mapping[str, tuple[Pat
 
 
 def _detect_v2(place: tuple[Path, str], path: str, probe_name: str) -> Controllers:
-    """Look from the own group upwards: a group with processes can't hand controllers to children, an ancestor
-    may."""
+    """Look from the own group upwards: a group with processes can't hand controllers to children, an ancestor may."""
     own = _below(place, path)
     for parent in (own, *own.parents):
         if not parent.is_relative_to(place[0]):
@@ -104,9 +101,7 @@ def _detect_v2(place: tuple[Path, str], path: str, probe_name: str) -> Controlle
         except OSError:
             continue
         usable = {
-            name: parent
-            for name in ("memory", "pids")
-            if name in enabled and _can_limit(parent / probe_name, name, 2)
+            name: parent for name in ("memory", "pids") if name in enabled and _can_limit(parent / probe_name, name, 2)
         }
         if usable:
             return Controllers(version=2, parents={**usable, "cpuacct": parent})
@@ -119,7 +114,7 @@ def _can_limit(group: Path, controller: str, version: int) -> bool:
     except OSError:
         return False
     try:
-        _write_limit(group, controller, version, 1 << 30)
+        _write_limit(group, controller, version, _PROBE_VALUES.get(controller, 0))
         return os.access(group / "cgroup.procs", os.W_OK)
     except OSError:
         return False
@@ -209,16 +204,14 @@ class ControlGroup:
             _kill_all(folder)
 
     def remove(self) -> None:
-        """Remove the group; it must hold no process. What can't be removed now is left for
-        `remove_abandoned`."""
+        """Remove the group; it must hold no process. What can't be removed now is left for `remove_abandoned`."""
         for folder in set(self._folders.values()):
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
 
 def remove_abandoned(parents: Iterable[Path], prefix: str) -> None:
-    """Kill and remove the groups below `parents` whose name begins with `prefix`, left by a process that was
-    killed."""
+    """Kill and remove the groups below `parents` whose name begins with `prefix`, left by a process that was killed."""
     for parent in parents:
         for folder in parent.glob(f"{prefix}*"):
             _kill_all(folder)

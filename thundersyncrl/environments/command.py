@@ -22,9 +22,7 @@ MAX_COMMAND_BYTES = 100_000
 """Linux passes at most 128 KiB in one argument."""
 
 _SHELL_LANGUAGES = frozenset({"", "bash", "sh", "shell", "console"})
-_SHELL_TOOLS = frozenset(
-    {"bash", "sh", "shell", "terminal", "execute_bash", "run_command", "execute_command"}
-)
+_SHELL_TOOLS = frozenset({"bash", "sh", "shell", "terminal", "execute_bash", "run_command", "execute_command"})
 _FINISH_TOOLS = frozenset({"done", "finish", "submit"})
 _COMMAND_KEYS = ("command", "cmd")
 

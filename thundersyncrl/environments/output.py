@@ -13,8 +13,7 @@ _CONTINUATION_BYTES = bytes(range(0x80, 0xC0))
 
 
 def decode(data: bytes) -> str:
-    r"""Return bytes as text: undecodable bytes as U+FFFD, control characters other than tab and newline
-    escaped.
+    r"""Return bytes as text: undecodable bytes as U+FFFD, control characters other than tab and newline escaped.
 
     Example:
         >>> decode(b"a\xf0b\x1b[1m\r\n") == "a\ufffdb\\x1b[1m\\r\n"
@@ -108,9 +107,11 @@ class BoundedOutput:
     def text(self) -> str:
         """Return what was fed, decoded, cut in the middle past the limit."""
         self._shrink()
-        if self._dropped_chars == 0:
+        if self.num_bytes_dropped == 0:
             return cut_middle(decode(bytes(self._head + self._tail)), self._limit)
-        head, tail = decode(bytes(self._head)), decode(bytes(self._tail))
+        head = decode(bytes(self._head))
+        # What the tail holds of a character whose first byte was dropped has been counted with that byte.
+        tail = decode(bytes(self._tail.lstrip(_CONTINUATION_BYTES)))
         num_tail = self._limit // 2
         num_head = self._limit - num_tail
         left_out = self._dropped_chars + max(0, len(head) - num_head) + max(0, len(tail) - num_tail)

@@ -22,6 +22,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from thundersyncrl.environments.cgroup import ControlGroup
 from thundersyncrl.environments.output import BoundedOutput
@@ -32,6 +33,8 @@ DEATH_LIMIT_S = 10.0
 _POLL_S = 0.1
 _CHUNK_BYTES = 1 << 16
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
@@ -40,15 +43,16 @@ class Ended:
     exit_code: int
     """The command's; 128 + signal number if it was killed."""
     limit: str
-    """Why we killed it: "wall", "output" or what the check named; empty if it ended by itself."""
+    """The limit that we killed it for: "wall", "output" or what the check named; empty for none."""
+    was_killed: bool
+    """True when we killed it, for a limit or because the world was closed."""
     has_run: bool
-    """True when the command itself was started and its end seen; False when the sandbox could not be built.
-    True when the command itself was started and its end seen; False when the sandbox could not be built."""
+    """True when the command itself was started and its end seen; False when the sandbox could not be built."""
     duration_s: float
 
 
 class ProcessTree:
-    """A running bubblewrap with everything inside of it.
+    """A bubblewrap with everything inside of it; it starts when it's waited for.
 
     It must be made in a thread that lives on (the event loop's): the kernel kills the tree when that thread
     ends.
@@ -75,6 +79,7 @@ class ProcessTree:
         self._output = output
         self._started = time.monotonic()
         self._status = b""
+        self._was_killed = False
         self._output_fd, output_write = os.pipe()
         self._status_fd, status_write = os.pipe()
         os.set_blocking(self._output_fd, False)
@@ -100,21 +105,17 @@ class ProcessTree:
             os.close(output_write)
             os.close(status_write)
         self._exit_fd = os.pidfd_open(self._process.pid)
-        self._begin()
 
-    def _begin(self) -> None:
+    async def _begin(self) -> None:
         assert self._process.stdin is not None
-        try:
-            self._group.add(self._process.pid)
+        # A launcher that has ended already has said why; its output and exit code tell.
+        with contextlib.suppress(BrokenPipeError, ProcessLookupError):
+            # The kernel may take tens of milliseconds for this, in which the event loop has better things to do.
+            await in_thread(lambda: self._group.add(self._process.pid))
             self._process.stdin.write(b"go\n")
             self._process.stdin.close()
-        except BaseException:
-            self.stop()
-            raise
 
-    async def wait(
-        self, *, wall_s: float, max_output_bytes: int, check: Callable[[], Awaitable[str]]
-    ) -> Ended:
+    async def wait(self, *, wall_s: float, max_output_bytes: int, check: Callable[[], Awaitable[str]]) -> Ended:
         """Return how the tree ended, after every process of it is dead. Cancelled, it kills the tree first.
 
         Args:
@@ -124,6 +125,7 @@ class ProcessTree:
 
         Raises:
             EnvironmentFailure: the tree does not die.
+            OSError: the process can't be put into its control group.
         """
         loop = asyncio.get_running_loop()
         exited, closed, flooded = loop.create_future(), loop.create_future(), loop.create_future()
@@ -140,11 +142,12 @@ class ProcessTree:
             exited.set_result(None)
 
         try:
+            await self._begin()
             loop.add_reader(self._output_fd, on_output)
             loop.add_reader(self._exit_fd, on_exit)
             limit = await self._until_over(exited, flooded, wall_s, check)
             if limit:
-                self._kill()
+                self.kill()
             if not await _within(exited, 1.0):
                 self._kill_hard()
             if not (await _within(exited, DEATH_LIMIT_S) and await _within(closed, DEATH_LIMIT_S)):
@@ -169,9 +172,7 @@ class ProcessTree:
             left_s = self._started + wall_s - time.monotonic()
             if left_s <= 0:
                 return "wall"
-            await asyncio.wait(
-                {exited, flooded}, timeout=min(left_s, _POLL_S), return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait({exited, flooded}, timeout=min(left_s, _POLL_S), return_when=asyncio.FIRST_COMPLETED)
             if exited.done():
                 return ""
             if flooded.done():
@@ -203,9 +204,9 @@ class ProcessTree:
                 said.update(json.loads(line))
         return said
 
-    def _kill(self) -> None:
-        """Kill the first process inside, and with it all others; bubblewrap then reaps it and ends by itself.
-        Kill the first process inside, and with it all others; bubblewrap then reaps it and ends by itself."""
+    def kill(self) -> None:
+        """Kill the first process inside, and with it all others; bubblewrap then reaps it and ends by itself."""
+        self._was_killed = True
         inner = self._read_status().get("child-pid", 0)
         if inner and _parent_of(inner) == self._process.pid:
             with contextlib.suppress(ProcessLookupError):
@@ -224,6 +225,7 @@ class ProcessTree:
         return Ended(
             exit_code=code if code >= 0 else 128 - code,
             limit=limit,
+            was_killed=self._was_killed,
             has_run="exit-code" in self._read_status(),
             duration_s=time.monotonic() - self._started,
         )
@@ -233,7 +235,7 @@ class ProcessTree:
         if self._exit_fd < 0:
             return
         if self._process.poll() is None:
-            self._kill()
+            self.kill()
             try:
                 self._process.wait(1.0)
             except subprocess.TimeoutExpired:
@@ -246,6 +248,16 @@ class ProcessTree:
         for fd in (self._output_fd, self._status_fd, self._exit_fd):
             os.close(fd)
         self._exit_fd = -1
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Run blocking work in a thread. Cancelled, it still waits for the work: nobody may remove what it works on."""
+    running = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        raise
 
 
 async def _within(future: asyncio.Future[None], limit_s: float) -> bool:

@@ -1,5 +1,4 @@
-"""One single-use world: private files that last from command to command, and commands that can't reach
-anything else.
+"""One single-use world: private files that last from command to command, and commands that can't reach anything else.
 
 Each command runs in a fresh bubblewrap: no network, an own process tree, the system's programs read-only, a
 generated
@@ -12,16 +11,17 @@ import asyncio
 import contextlib
 import math
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from thundersyncrl.environments import storage
+from thundersyncrl.environments import cgroup, storage
 from thundersyncrl.environments.cgroup import ControlGroup
 from thundersyncrl.environments.isolation import HOME, SEARCH_PATH, Isolation
 from thundersyncrl.environments.limits import Limits
 from thundersyncrl.environments.output import BoundedOutput
-from thundersyncrl.environments.process import Ended, ProcessTree
+from thundersyncrl.environments.process import DEATH_LIMIT_S, Ended, ProcessTree
 from thundersyncrl.errors import EnvironmentFailure, PhaseError
 
 WRITABLE = ("/app", "/tmp", "/home")
@@ -40,7 +40,7 @@ GRADING_ROOM_BYTES = 16 << 20
 """Disk for a verifier beyond what the agent may use, so that a full disk doesn't prevent a verdict."""
 
 _EXTRA_PROCESSES = 8  # bubblewrap itself, the first process inside and our launcher are counted too
-_SIGXCPU_CODE = 128 + 24
+_SIGNALLED_LIMITS = {128 + signal.SIGXCPU: "cpu", 128 + signal.SIGXFSZ: "disk"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +53,7 @@ class CommandResult:
     limit: str
     """The limit that it met: "wall", "cpu", "memory", "processes", "disk", "output"; empty for none."""
     was_killed: bool
-    """True when the whole tree was killed at the limit; at others a process was killed, or refused something.
-    True when the whole tree was killed at the limit; at others a process was killed, or refused something."""
+    """True when the whole tree was killed at the limit; at others a process was killed, or refused something."""
     duration_s: float
     num_bytes: int
     """Bytes that it printed."""
@@ -107,6 +106,8 @@ class Sandbox:
             "TERM": "dumb",
             **(variables or {}),
         }
+        self._group_name = "not opened"
+        self._side_folders: list[Path] = []
         self._was_opened = self._is_open = self._is_running = False
 
     def open(self) -> None:
@@ -117,18 +118,13 @@ class Sandbox:
             PhaseError: opened before.
         """
         if self._was_opened:
-            raise PhaseError(
-                "expected a fresh sandbox, got one that was opened before; make a new one for each world"
-            )
+            raise PhaseError("expected a fresh sandbox, got one that was opened before; make a new one for each world")
         self._was_opened = True
         store = storage.current()
         self._world = store.new_world()
-        self._files = self._world / "files"
         self._group_name = f"{store.name}-{self._world.name}"
         try:
-            self._files.mkdir()
-            if self._isolation.has_tmpfs:
-                self._mount(self._files, self._limits.disk_bytes)
+            self._files = self.new_side_folder("files", size_bytes=self._limits.disk_bytes)
             self._group = ControlGroup(
                 self._isolation.controllers,
                 name=self._group_name,
@@ -139,6 +135,7 @@ class Sandbox:
             self._make_folders()
         except OSError as error:
             storage.remove_tree(self._world)
+            cgroup.remove_abandoned(self._isolation.controllers.parents.values(), self._group_name)
             raise EnvironmentFailure(f"expected to make a world below {self._world}, got {error}") from error
         self._is_open = True
 
@@ -162,8 +159,7 @@ class Sandbox:
         return self._limits
 
     def place(self, path: str) -> Path:
-        """Return where a path of the world lies outside; only safe to write to before the first command has
-        run."""
+        """Return where a path of the world lies outside; only safe to write to before the first command has run."""
         return self._files / PurePosixPath(path).relative_to("/")
 
     def give_to_agent(self, folder: Path) -> None:
@@ -175,6 +171,8 @@ class Sandbox:
         """Return an empty folder beside the world's files, which no command sees unless it is mounted."""
         folder = self._world / name
         folder.mkdir()
+        folder.chmod(0o711)
+        self._side_folders.append(folder)
         if self._isolation.has_tmpfs:
             self._mount(folder, size_bytes)
         return folder
@@ -205,7 +203,7 @@ class Sandbox:
         arguments = [*self._mount_arguments(mounts), *self._variable_arguments(variables or {})]
         arguments += ["--chdir", self._workdir, "--", "/bin/bash", "-c", self._first_process(limits), "bash"]
         before = self._count()
-        self._is_running = True
+        self._is_running, self._ended = True, asyncio.Event()
         try:
             tree = ProcessTree(
                 self._isolation.launcher(),
@@ -213,18 +211,18 @@ class Sandbox:
                 group=self._group,
                 output=output,
             )
+            self._kill_running = tree.kill
             ended = await tree.wait(
                 wall_s=limits.wall_s,
                 max_output_bytes=limits.max_output_bytes,
                 check=lambda: self._check(limits, before[0]),
             )
+            return self._result(ended, output, before)
         except OSError as error:
-            raise EnvironmentFailure(
-                f"expected to start a sandbox, got {error} ({self._group_name})"
-            ) from error
+            raise EnvironmentFailure(f"expected to start a sandbox, got {error} ({self._group_name})") from error
         finally:
             self._is_running = False
-        return self._result(ended, output, before)
+            self._ended.set()
 
     def _mount_arguments(self, mounts: Sequence[Mount]) -> list[str]:
         arguments: list[str] = []
@@ -241,8 +239,7 @@ class Sandbox:
         return [word for name, value in merged.items() for word in ("--setenv", name, value)]
 
     def _first_process(self, limits: Limits) -> str:
-        """Return the script of the first process inside: it sets rlimits, runs the command and reaps orphans.
-        Return the script of the first process inside: it sets rlimits, runs the command and reaps orphans."""
+        """Return the script of the first process inside: it sets rlimits, runs the command and reaps orphans."""
         cpu_s = math.ceil(limits.cpu_s)
         lines = ["ulimit -c 0", f"ulimit -S -t {cpu_s}", f"ulimit -H -t {cpu_s + 1}"]
         if "memory" not in self._isolation.controllers:
@@ -251,7 +248,9 @@ class Sandbox:
             lines.append(f"ulimit -u {limits.max_processes + 1}")
         if not self._isolation.has_tmpfs:
             lines.append(f"ulimit -f {max(1, self._limits.disk_bytes // 1024)}")
-        return "; ".join([*lines, '/bin/bash -c "$1"', "exit $?"])
+        # What this shell itself has to say ("Killed") is about the command's shell, which the agent doesn't
+        # know.
+        return "; ".join([*lines, "exec 3>&2 2>/dev/null", '/bin/bash -c "$1" 2>&3 3>&-', "exit $?"])
 
     def _count(self) -> tuple[float, int, int]:
         return self._group.cpu_s(), self._group.num_memory_kills(), self._group.num_refused_forks()
@@ -270,9 +269,9 @@ class Sandbox:
         limit = ended.limit
         if not limit and kills > before[1]:
             limit = "memory"
-        elif not limit and ended.exit_code == _SIGXCPU_CODE:
-            limit = "cpu"
-        elif not limit and not ended.has_run:
+        elif not limit and ended.exit_code in _SIGNALLED_LIMITS:
+            limit = _SIGNALLED_LIMITS[ended.exit_code]
+        elif not limit and not ended.has_run and not ended.was_killed:
             raise EnvironmentFailure(
                 f"expected bubblewrap to start the command, got: {output.text().strip() or 'nothing'} "
                 f"(exit code {ended.exit_code}, {self._group_name})"
@@ -285,7 +284,7 @@ class Sandbox:
             output=output.text(),
             exit_code=ended.exit_code,
             limit=limit,
-            was_killed=bool(ended.limit),
+            was_killed=ended.was_killed,
             duration_s=ended.duration_s,
             num_bytes=output.num_bytes,
             num_bytes_dropped=output.num_bytes_dropped,
@@ -293,9 +292,16 @@ class Sandbox:
 
     def _disk_is_full(self) -> bool:
         if not self._isolation.has_tmpfs:
-            return False  # measured while the command ran
+            return storage.used_bytes(self._files) > self._limits.disk_bytes
         disk = os.statvfs(self._files)
         return disk.f_bavail == 0 or disk.f_favail == 0
+
+    async def stop(self) -> None:
+        """Kill the command that runs, if one does, and wait until its `run` has ended."""
+        if self._is_running:
+            self._kill_running()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), 2 * DEATH_LIMIT_S)
 
     def close(self) -> None:
         """Kill what is left and remove everything. Idempotent."""
@@ -303,9 +309,12 @@ class Sandbox:
             return
         self._is_open = False
         self._group.kill()
-        for name in ("verifier", "oracle", "files"):
-            storage.unmount(self._world / name)
-        with contextlib.suppress(OSError):
+        for folder in self._side_folders:
+            storage.unmount(folder)
+        try:
+            for folder in (*self._side_folders, self._world):  # empty once their tmpfs is gone
+                folder.rmdir()
+        except OSError:
             storage.remove_tree(self._world)
         self._group.remove()
 

@@ -75,9 +75,7 @@ class ScriptedEnvironment:
     async def open(self) -> None:
         self.num_opened += 1
         if self.num_opened > 1:
-            raise EnvironmentFailure(
-                "expected a fresh environment, got one that was opened before; make another"
-            )
+            raise EnvironmentFailure("expected a fresh environment, got one that was opened before; make another")
         await self._opening.give()
 
     async def act(self, action_text: str) -> Observation:

@@ -16,18 +16,15 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 PREFIX = "thundersync-sandbox-"
 
-_MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MNT_DETACH = (
-    2,
-    4,
-    32,
-    2,
-)  # Source: Linux include/uapi/linux/mount.h, mount(2)
+# Source: Linux include/uapi/linux/mount.h and umount2(2).
+_MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 2, 4, 32
+_MNT_DETACH = 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -50,6 +47,7 @@ class Storage:
         os.rename(self.folder / "lock.new", self.folder / "lock")
         self._pid = os.getpid()
         self._num_worlds = 0
+        self._before_removal: list[Callable[[], None]] = []
         atexit.register(self.remove)
 
     @property
@@ -61,17 +59,23 @@ class Storage:
         """Return an empty folder for one world."""
         self._num_worlds += 1
         world = self.folder / f"w{self._num_worlds}"
-        world.mkdir(mode=0o711)
+        world.mkdir()
+        world.chmod(0o711)  # whatever our umask is
         return world
 
     def note_groups(self, parents: Iterable[Path]) -> None:
-        """Write down where this process makes control groups, for whoever has to remove them after a crash.
-        Write down where this process makes control groups, for whoever has to remove them after a crash."""
+        """Write down where this process makes control groups, for whoever has to remove them after a crash."""
         (self.folder / "groups").write_text("\n".join(str(parent) for parent in parents))
+
+    def before_removal(self, callback: Callable[[], None]) -> None:
+        """Call this first when the storage is removed."""
+        self._before_removal.append(callback)
 
     def remove(self) -> None:
         """Remove everything. Idempotent; a forked child leaves its parent's folder alone."""
         if self._pid == os.getpid() and self.folder.exists():
+            for callback in self._before_removal:
+                callback()
             remove_tree(self.folder)
             os.close(self._lock)
 
@@ -122,8 +126,7 @@ def remove_abandoned(parent: Path) -> list[Abandoned]:
 
 
 def mount_tmpfs(folder: Path, *, size_bytes: int, remount: bool = False) -> bool:
-    """Mount a tmpfs of the given size, or change the size of a mounted one. Return False where we may not
-    mount."""
+    """Mount a tmpfs of the given size, or change the size of a mounted one. Return False where we may not mount."""
     # An entry costs the kernel about a kilobyte, so entries are bounded like bytes are.
     options = f"size={size_bytes},nr_inodes={max(1024, size_bytes // 1024)},mode=711".encode()
     flags = _MS_NOSUID | _MS_NODEV | (_MS_REMOUNT if remount else 0)
@@ -143,18 +146,17 @@ def remove_tree(folder: Path) -> None:
         for point in sorted(below, reverse=True):
             unmount(Path(point))
     # Programs rather than shutil.rmtree, which recurses: a tree a thousand folders deep would end it.
+    commands = [["/bin/rm", "-rf", "--", folder]]
     if os.getuid() != 0:
-        subprocess.run(
-            ["/bin/chmod", "-R", "u+rwX", "--", folder], stderr=subprocess.DEVNULL, check=False, timeout=60
-        )
-    subprocess.run(["/bin/rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False, timeout=60)
+        commands.insert(0, ["/bin/chmod", "-R", "u+rwX", "--", folder])
+    with contextlib.suppress(subprocess.TimeoutExpired):  # the next process of ours goes on with it
+        for command in commands:
+            subprocess.run(command, stderr=subprocess.DEVNULL, check=False, timeout=60)
 
 
 def used_bytes(folder: Path) -> int:
     """Return the bytes on disk of everything below `folder`; what can't be entered counts as empty."""
-    done = subprocess.run(
-        ["/usr/bin/du", "-s", "-B1", "--", folder], capture_output=True, check=False, timeout=60
-    )
+    done = subprocess.run(["/usr/bin/du", "-s", "-B1", "--", folder], capture_output=True, check=False, timeout=60)
     return int(done.stdout.split()[0])
 
 

@@ -107,6 +107,7 @@ class Learner:
         self._tally = _Tally()
         self._num_announced = 0
         self._num_lost = 0
+        self._is_sealed = False
 
     # -- events ------------------------------------------------------------------------------------------------
 
@@ -116,10 +117,13 @@ class Learner:
         self._queue.clear()
         self._prompts, self._closed, self._tally = {}, {}, _Tally()
         self._num_announced = self._num_lost = 0
+        self._is_sealed = False
         self._counters = [p._version for p in self._parameters]
 
     def open_group(self, group: GroupId, members: Iterable[TrajectoryId]) -> None:
         """Announce a group; its members' texts and rewards will come."""
+        if self._is_sealed:
+            raise PhaseError(f"expected groups before the step is sealed, got {group} after it")
         ids = tuple(members)
         self._num_announced += len(ids)
         self._ledger.open_group(group, ids)
@@ -127,6 +131,7 @@ class Learner:
 
     def seal(self) -> None:
         """Say that the step's groups are all announced."""
+        self._is_sealed = True  # at once for groups that would come; the queue reads its own in order with the events
         self._inbox.append(self._queue.seal)
 
     def text(self, trajectory: Trajectory) -> None:
@@ -156,7 +161,7 @@ class Learner:
         self._inbox.append(lambda: self._lose(member))
 
     def _land(self, member: TrajectoryId, reward: float) -> None:
-        work = self._queue.groups[member.group_id]
+        work = self._queue.with_text(member)
         if self._objective.shape_reward is not None:
             reward = self._objective.shape_reward(work.branches[member], reward)
         self._queue.add_reward(member, reward)
@@ -343,7 +348,7 @@ class Learner:
             raise PhaseError("expected begin_step() before gradient work")
         if self._counters != [p._version for p in self._parameters]:
             raise StaleWorkError(
-                f"expected the parameters of version {self.version} unchanged while its step runs, got a write to them; "
+                f"expected the parameters of version {self.version} unchanged in its step, got a write to them; "
                 "gradients taken before and after would not belong together"
             )
 

@@ -220,7 +220,7 @@ class Ledger:
         source = group.held.pop(member)
         if coefficient is None:
             self._fold(group, member, reward, source)
-        else:
+        elif coefficient != 0.0:  # else it carries no signal, as if it had never been forwarded
             self._add_final(_scaled(source, coefficient), group)
 
     def _add_final(self, source: Source, group: _OpenGroup) -> None:
@@ -309,7 +309,7 @@ class Ledger:
 
     def close_batch(self, coefficients: Coefficients) -> None:
         """Combine the step-wide pair of `affine_batch`; without effect for the other classes."""
-        combined = self._batch_pair.combine(coefficients)
+        combined = self._batch_pair.combine(coefficients) if any(coefficients.advantages.values()) else []
         if combined:
             _add(self._total, combined)
             self._has_signal = True

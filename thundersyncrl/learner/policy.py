@@ -101,7 +101,7 @@ def load_policy(config: ModelConfig, *, seed: int = 0) -> tuple[Policy, Any]:
         ) from error
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     lora = (config.lora or LoraConfig()) if config.train == "lora" else None
-    return make_policy(model.to(device), dtype=dtype, lora=lora, seed=seed), tokenizer
+    return make_policy(cast(nn.Module, model).to(device), dtype=dtype, lora=lora, seed=seed), tokenizer
 
 
 def make_policy(
@@ -144,7 +144,7 @@ def _with_adapters(model: nn.Module, lora: LoraConfig, seed: int) -> nn.Module:
         ) from error
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     settings = PeftLora(
-        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM"
+        r=lora.rank, lora_alpha=cast(int, lora.alpha), lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM"
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

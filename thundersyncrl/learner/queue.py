@@ -110,8 +110,8 @@ class WorkQueue:
         work = self._member(branch.id)
         if branch.id in work.branches:
             raise ContractError(f"expected each trajectory's text once, got {branch.id} twice")
-        sibling = next(iter(work.branches.values()), None)
-        if branch.target_ids and sibling and sibling.target_ids and sibling.prefix_ids != branch.prefix_ids:
+        sibling = next((b for b in work.branches.values() if b.target_ids), None)
+        if branch.target_ids and sibling and sibling.prefix_ids != branch.prefix_ids:
             raise ContractError(
                 f"expected the members of {work.id} to share their prompt, {branch.id} has another than {sibling.id}; "
                 "give tasks whose prompt varies a group of their own"
@@ -119,6 +119,13 @@ class WorkQueue:
         work.branches[branch.id] = branch
         if branch.target_ids:  # a trajectory without action tokens has no gradient, its reward counts all the same
             work.pending.add(branch.id)
+
+    def with_text(self, member: TrajectoryId) -> GroupWork:
+        """Return the group of a member whose text is in; a reward before it is refused."""
+        work = self._member(member)
+        if member not in work.branches:
+            raise ContractError(f"expected a trajectory's text before its reward, got the reward of {member} first")
+        return work
 
     def add_reward(self, member: TrajectoryId, reward: float) -> None:
         """Add a trajectory's reward."""
@@ -183,14 +190,17 @@ class WorkQueue:
         return Pack(work_class=WorkClass.FINAL, branches=branches, coefficients=coefficients)
 
     def _known_pack(self, groups: list[GroupWork]) -> Pack | None:
-        best: list[BranchTokens] = []
+        bundles: list[tuple[bool, list[BranchTokens]]] = []
         for work in groups:
             by_reward: dict[float, list[BranchTokens]] = {}
             for member in sorted(work.pending & work.rewards.keys()):
                 by_reward.setdefault(work.rewards[member], []).append(work.branches[member])
-            best = max([best, *by_reward.values()], key=len)
-        if not best:
+            # a group whose rewards differ already can't end uniform: its work will not have been for nothing
+            differs = len(set(work.rewards.values())) > 1
+            bundles += [(differs, bundle) for bundle in by_reward.values()]
+        if not bundles:
             return None
+        _, best = max(bundles, key=lambda b: (b[0], len(b[1])))
         chosen = _fill([(b, 1.0) for b in best], self._pack_tokens)
         branches = tuple(b for b, _ in chosen)
         return Pack(work_class=WorkClass.KNOWN, branches=branches, coefficients=(1.0,) * len(branches))

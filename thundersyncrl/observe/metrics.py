@@ -53,9 +53,7 @@ class MetricsFile:
         }
         taken = sorted((own.keys() | {"elapsed_s"}) & report.metrics.keys())
         if taken:
-            raise ContractError(
-                f"expected metrics with names of their own, got {', '.join(taken)}; rename them"
-            )
+            raise ContractError(f"expected metrics with names of their own, got {', '.join(taken)}; rename them")
         self._write(own | dict(report.metrics))
 
     def sample(self, trajectory: Trajectory, reward: float | None) -> None:

@@ -52,9 +52,7 @@ class EvaluationResult:
             rates["several_turns_pass_rate"] = self.several_turns_pass_rate
         for name, rate in rates.items():
             if not 0.0 <= rate <= 1.0:
-                raise ContractError(
-                    f"expected rates between 0 and 1, got {name}={rate}; give shares, not counts"
-                )
+                raise ContractError(f"expected rates between 0 and 1, got {name}={rate}; give shares, not counts")
 
 
 class Observer(Protocol):

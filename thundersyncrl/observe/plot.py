@@ -29,8 +29,7 @@ def plot_curves(metrics: Path, picture: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigError(
-            f"expected matplotlib for {picture.name}, got none; "
-            "install it with `pip install 'thundersyncrl[plot]'`"
+            f"expected matplotlib for {picture.name}, got none; install it with `pip install 'thundersyncrl[plot]'`"
         ) from error
     rows = read_lines(metrics) if metrics.exists() else []
     steps = [row for row in rows if row["event"] == "step"]
@@ -47,6 +46,7 @@ def plot_curves(metrics: Path, picture: Path) -> None:
     _draw_times(axes[1][1], steps)
     for axis in axes.flat:
         axis.set_xlabel("step")
+        axis.xaxis.get_major_locator().set_params(integer=True)
         if axis.get_legend_handles_labels()[0]:
             axis.legend(fontsize="small")
     figure.savefig(picture, dpi=110)
@@ -54,6 +54,7 @@ def plot_curves(metrics: Path, picture: Path) -> None:
 
 def _draw_rewards(axis: Any, steps: Rows, evaluations: Rows) -> None:
     axis.set_title("reward and pass rate")
+    axis.axhspan(0.0, 1.0, alpha=0.0)  # pass rates are seen on their whole scale, rewards may pass it
     for key in ("reward_mean", "pass_rate"):
         _draw_line(axis, steps, key)
     if evaluations:
@@ -64,10 +65,12 @@ def _draw_rewards(axis: Any, steps: Rows, evaluations: Rows) -> None:
             label="held-out pass rate",
         )
         for row in evaluations:
+            # under the point for the first of the two at step 0, so that "before" and "warm" can both be read
+            above = row["name"] != "before"
             axis.annotate(
                 row["name"],
                 (row["step"], row["pass_rate"]),
-                xytext=(4, 4),
+                xytext=(4, 4 if above else -10),
                 textcoords="offset points",
                 fontsize=8,
             )
@@ -84,9 +87,11 @@ def _draw_times(axis: Any, steps: Rows) -> None:
     phases = sorted({key for row in steps for key in row if key.startswith("time_") and key.endswith("_s")})
     if phases:
         numbers = [row["step"] for row in steps]
-        heights = [[row.get(key, 0.0) for row in steps] for key in phases]
-        labels = [key.removeprefix("time_").removesuffix("_s") for key in phases]
-        axis.stackplot(numbers, *heights, labels=labels, alpha=0.8)
+        bottoms = [0.0] * len(steps)
+        for key in phases:
+            heights = [row.get(key, 0.0) for row in steps]
+            axis.bar(numbers, heights, bottom=bottoms, width=0.9, label=key.removeprefix("time_").removesuffix("_s"))
+            bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
 
 
 def _draw_line(axis: Any, steps: Rows, key: str) -> None:

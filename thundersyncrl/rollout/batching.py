@@ -1,9 +1,9 @@
-"""Continuous batching: each slice gives every running sequence its next token and prefills a bounded part of new prompts.
+"""Continuous batching: a slice gives every running sequence its next token and prefills a bounded part of new prompts.
 
-| who                   | waits for                                                   | released by                  |
-| --------------------- | ----------------------------------------------------------- | ---------------------------- |
-| a waiting request     | its turn (first come, first served), a place in the batch, rows in the cache | a request that ends |
-| a member of a group   | the prefill of the group's prompt                           | the slice that ends it       |
+| who                 | waits for                                            | released by            |
+| ------------------- | ---------------------------------------------------- | ---------------------- |
+| a waiting request   | first come, first served: a place in the batch, rows | a request that ends    |
+| a member of a group | the prefill of the group's prompt                    | the slice that ends it |
 
 Nothing here knows of threads or event loops: one caller at a time.
 
@@ -24,7 +24,7 @@ from thundersyncrl.records import FinishReason
 from thundersyncrl.rollout.decoder import Decoder, Place, Span
 from thundersyncrl.rollout.engine import Sample, SampleRequest
 from thundersyncrl.rollout.kv_cache import CacheFull, KvCache
-from thundersyncrl.rollout.sampler import draw, uniform
+from thundersyncrl.rollout.sampler import draw
 from thundersyncrl.rollout.session_cache import Session, SessionCache, SharedPrompt
 
 PREFILL_TOKENS = 512
@@ -89,9 +89,10 @@ class _Running:
 class _Prefill:
     """A slice's prefill: each span with whom it is for."""
 
+    room: int
+    """Tokens that it may still take."""
     spans: list[Span] = field(default_factory=list[Span])
     owners: list[_Running | SharedPrompt] = field(default_factory=list["_Running | SharedPrompt"])
-    room: int = PREFILL_TOKENS
 
     def add(self, owner: _Running | SharedPrompt, place: Place, token_ids: Sequence[int]) -> None:
         if self.room > 0 and token_ids:
@@ -214,7 +215,7 @@ class Batcher:
             self._running.append(_Running(call=self._waiting.popleft(), session=session))
 
     def _plan_prefill(self) -> _Prefill:
-        prefill = _Prefill()
+        prefill = _Prefill(room=PREFILL_TOKENS)
         planned: set[int] = set()
         for running in self._running:
             session, prompt = running.session, running.session.prompt
@@ -262,14 +263,11 @@ class Batcher:
 
     def _draw(self, ready: list[_Running], hidden: Tensor) -> None:
         requests = [r.call.request for r in ready]
-        noise = [
-            uniform(request.seed, len(request.prompt_ids) + len(r.call.token_ids))
-            for r, request in zip(ready, requests, strict=True)
-        ]
         token_ids, logprobs = draw(
             self._decoder.logits(hidden),
-            temperatures=torch.tensor([r.temperature for r in requests], device=hidden.device),
-            uniforms=torch.tensor(noise, dtype=torch.float64, device=hidden.device),
+            temperatures=[request.temperature for request in requests],
+            seeds=[request.seed for request in requests],
+            positions=[len(r.call.request.prompt_ids) + len(r.call.token_ids) for r in ready],
         )
         if not bool(torch.isfinite(logprobs).all()):
             bad = requests[int((~torch.isfinite(logprobs)).nonzero()[0])]

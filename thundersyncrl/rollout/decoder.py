@@ -53,7 +53,8 @@ class Decoder:
     def __init__(self, policy: Policy):
         self._policy = policy
         self._copies: list[_PackedLinear] = []
-        self._sampled = self._with_packed_copies(policy)
+        self.sampled = self._with_packed_copies(policy)
+        """The policy with packed copies in place of the layers that gain from one."""
 
     @property
     def cache_shape(self) -> CacheShape:
@@ -88,7 +89,7 @@ class Decoder:
         positions = [place.length for place in places]
         for span in spans:
             positions.extend(range(span.place.length, span.place.length + len(span.token_ids)))
-        hidden = self._sampled.hidden(
+        hidden = self.sampled.hidden(
             torch.tensor([ids], device=device), torch.tensor([positions], device=device), plan
         )[0]
         for place in places:
@@ -99,7 +100,7 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [B, V] in at least float32 for hidden states [B, W]."""
-        return self._sampled.logits(hidden)
+        return self.sampled.logits(hidden)
 
     def _with_packed_copies(self, policy: Policy) -> Policy:
         sources = _packed_sources(policy.decoder, policy.compute_dtype)
@@ -221,20 +222,18 @@ class StepPlan:
     def _decode(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return [B, H, D]; a token sees its prompt's row, shared with its group, and its own row."""
         self._own.write(layer, key, value)
-        output, weight = self._own.attend(layer, query)
+        output, log_sum = self._own.attend(layer, query)
         if not len(self._with_prompt):
             return output
-        prompt_output, prompt_weight = self._prompts.attend(layer, query)
-        # softmax over both parts from the two: out = (e^a x_a + e^b x_b) / (e^a + e^b), with log-sum-exps a and b
-        share = torch.sigmoid(prompt_weight - weight[self._with_prompt])
+        prompt_output, prompt_log_sum = self._prompts.attend(layer, query)
+        # the softmax over both parts, from their outputs x, y and log-sum-exps a, b: (e^a x + e^b y) / (e^a + e^b)
+        share = torch.sigmoid(prompt_log_sum - log_sum[self._with_prompt])
         if len(self._with_prompt) == self._num_decoding:
             return torch.lerp(output, prompt_output, share.unsqueeze(-1))
         mixed = torch.lerp(output[self._with_prompt], prompt_output, share.unsqueeze(-1))
         return output.index_copy(0, self._with_prompt, mixed)
 
-    def _prefill(
-        self, layer: int, span: Span, query: Tensor, key: Tensor, value: Tensor, scaling: float
-    ) -> Tensor:
+    def _prefill(self, layer: int, span: Span, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Return [T, H, D] of a span, causal over all that its place holds."""
         row, prompt = span.place.own, span.place.prompt
         num_heads, num_tokens, width = query.shape
@@ -247,18 +246,14 @@ class StepPlan:
             own = states_L[layer][row.index]
             own[:, row.length : end] = new
             own = own[:, :end]
-            states.append(
-                torch.cat([prompt_L[layer][prompt.index, :, : prompt.length], own], 1) if prompt else own
-            )
+            states.append(torch.cat([prompt_L[layer][prompt.index, :, : prompt.length], own], 1) if prompt else own)
         keys, values = states
         num_kv_heads = keys.shape[0]
         repeats = num_heads // num_kv_heads
         mask = self._mask(num_tokens, keys.shape[1], repeats, keys)
         # the query heads of one key head become rows, so that keys and values aren't repeated
         rows = query.to(keys.dtype).reshape(num_kv_heads, repeats * num_tokens, width)
-        out = F.scaled_dot_product_attention(
-            rows[None], keys[None], values[None], attn_mask=mask, scale=scaling
-        )
+        out = F.scaled_dot_product_attention(rows[None], keys[None], values[None], attn_mask=mask, scale=scaling)
         return out.reshape(num_heads, num_tokens, width).transpose(0, 1).to(query.dtype)
 
     def _mask(self, num_tokens: int, num_keys: int, repeats: int, like: Tensor) -> Tensor:
@@ -300,10 +295,8 @@ class _SlabReads:
 
     def attend(self, layer: int, query: Tensor) -> tuple[Tensor, Tensor]:
         """Return outputs [B, H, D] and log-sum-exps [B, H] of scaled queries [., H, D]."""
-        outputs, weights = zip(*(read.attend(layer, query) for read in self._reads), strict=True)
-        return torch.cat(outputs).index_select(0, self._order), torch.cat(weights).index_select(
-            0, self._order
-        )
+        outputs, log_sums = zip(*(read.attend(layer, query) for read in self._reads), strict=True)
+        return torch.cat(outputs).index_select(0, self._order), torch.cat(log_sums).index_select(0, self._order)
 
 
 class _SlabRead:
@@ -320,9 +313,7 @@ class _SlabRead:
         self._num_rows = last + 1 - first
         self.num_slots = self._num_rows * self._num_members
         self.slots = {
-            i: (index - first) * self._num_members + j
-            for index, m in members.items()
-            for j, i in enumerate(m)
+            i: (index - first) * self._num_members + j for index, m in members.items() for j, i in enumerate(m)
         }
         # slots without a token, in rows that others own, repeat some query; their outputs are never read
         gather = [queries[reads[0][0]]] * self.num_slots
@@ -335,19 +326,14 @@ class _SlabRead:
         self._length = max(length for _, _, length in reads)
         self._mask = self._padding(reads, first, device)
 
-    def _padding(
-        self, reads: Sequence[tuple[int, Row, int]], first: int, device: torch.device
-    ) -> Tensor | None:
+    def _padding(self, reads: Sequence[tuple[int, Row, int]], first: int, device: torch.device) -> Tensor | None:
         lengths = {row.index: length for _, row, length in reads}
         if set(lengths.values()) == {self._length}:
             return None
-        per_row = torch.tensor(
-            [lengths.get(first + i, self._length) for i in range(self._num_rows)], device=device
-        )
+        per_row = torch.tensor([lengths.get(first + i, self._length) for i in range(self._num_rows)], device=device)
         hidden = torch.arange(self._length, device=device) >= per_row[:, None]
-        mask = torch.zeros(hidden.shape, dtype=self._slab.keys_L[0].dtype, device=device).masked_fill_(
-            hidden, -torch.inf
-        )
+        mask = torch.zeros(hidden.shape, dtype=self._slab.keys_L[0].dtype, device=device)
+        mask.masked_fill_(hidden, -torch.inf)
         return mask[:, None, None]
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
@@ -367,9 +353,9 @@ class _SlabRead:
         if self._mask is not None:
             scores.view(rows, kv_heads, -1, self._length).add_(self._mask)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        weights = torch.logsumexp(scores, dim=-1, keepdim=True)
-        shares = scores.sub_(weights).exp_().to(values.dtype)
+        log_sums = torch.logsumexp(scores, dim=-1, keepdim=True)
+        shares = scores.sub_(log_sums).exp_().to(values.dtype)
         output = torch.bmm(shares, values.flatten(0, 1)).to(scores.dtype)
         output = output.view(rows, kv_heads, members, -1, width).transpose(1, 2)
-        weights = weights.view(rows, kv_heads, members, -1).transpose(1, 2)
-        return output.reshape(-1, heads, width), weights.reshape(-1, heads)
+        log_sums = log_sums.view(rows, kv_heads, members, -1).transpose(1, 2)
+        return output.reshape(-1, heads, width), log_sums.reshape(-1, heads)

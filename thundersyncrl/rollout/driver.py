@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import math
 import time
+import warnings
 from dataclasses import dataclass
 from typing import Self
 
@@ -81,7 +82,8 @@ class Setting:
 class Episode:
     """One trajectory in its world. Play it, hand its text on, then grade it, then close it.
 
-    The world stays open between `play` and `grade`, so that learning can begin before the verifier runs.
+    The world stays open between `play` and `grade`, so that learning can begin before the verifier runs. Leaving
+    the block closes it; a world that can't be removed is then a RuntimeWarning, as no trajectory is at fault.
 
         async with Episode(setting, id=id, task=task) as episode:
             trajectory = await episode.play()
@@ -104,10 +106,12 @@ class Episode:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # The first error is the one to see, and a cancellation must stay one.
-        with contextlib.suppress(RolloutError) if kind is not None else contextlib.nullcontext():
+    async def __aexit__(self, *_: object) -> None:
+        # The trajectory and its reward are already with their owner: a world that won't go must not take them along.
+        try:
             await self.close()
+        except RolloutError as error:
+            warnings.warn(f"a world was left behind: {error}", RuntimeWarning, stacklevel=2)
 
     async def play(self) -> Trajectory:
         """Return the trajectory, however it ended; its text is complete and the engine's session is released.
@@ -160,9 +164,7 @@ class Episode:
             RolloutError: the environment failed in another way; `outcome_of` says how it counts.
         """
         if self._environment is None or self._trajectory is None or not self._trajectory.outcome.is_usable:
-            raise PhaseError(
-                f"expected an open episode with a usable trajectory, got a call of `grade` ({self._id})"
-            )
+            raise PhaseError(f"expected an open episode with a usable trajectory, got a call of `grade` ({self._id})")
         limit_s = self._setting.limits.grade_limit_s
         what = f"environment.grade ({self._id}, {self._task.id})"
         with attributed(VerifierError, what):

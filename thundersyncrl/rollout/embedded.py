@@ -151,9 +151,7 @@ class EmbeddedEngine:
             self._is_publishing = False
 
     async def close(self) -> None:
-        self._fail_all(
-            EngineError("expected an answer, got `close`; close the engine after the last request")
-        )
+        self._fail_all(EngineError("expected an answer, got `close`; close the engine after the last request"))
         await asyncio.to_thread(self._free)
 
     @property
@@ -202,9 +200,7 @@ class EmbeddedEngine:
             order.promise.answer(Receipt(version=order.version, digest=self._policy.digest()))
         except Exception as error:
             order.promise.fail(
-                PublishError(
-                    f"expected version {order.version} to go live, got {type(error).__name__}: {error}"
-                )
+                PublishError(f"expected version {order.version} to go live, got {type(error).__name__}: {error}")
             )
             raise
 
@@ -221,9 +217,7 @@ class EmbeddedEngine:
         if self._is_publishing:
             raise refuse("no publish under way", "one", "await it first")
         if self._live:
-            raise refuse(
-                "no live requests", ", ".join(sorted(self._live)), "wait for them or cancel them first"
-            )
+            raise refuse("no live requests", ", ".join(sorted(self._live)), "wait for them or cancel them first")
         if self.version >= 0 and version != self.version + 1:
             raise refuse(f"version {self.version + 1}", f"{version}", "publish versions in order")
 
@@ -241,13 +235,9 @@ class EmbeddedEngine:
         if request.id in self._live:
             raise refuse("a new request id", "one that is live", "ids must be unique among live requests")
         if any(call.request.session == request.session for call in self._live.values()):
-            raise refuse(
-                "one live request per session", f"a second of {request.session!r}", "await the first"
-            )
+            raise refuse("one live request per session", f"a second of {request.session!r}", "await the first")
         if num_prompt < 1 or budget < 1:
-            raise refuse(
-                "a prompt and a budget of at least one token each", f"{num_prompt} and {budget}", "give both"
-            )
+            raise refuse("a prompt and a budget of at least one token each", f"{num_prompt} and {budget}", "give both")
         if num_prompt + budget > self._context_tokens:
             total = f"prompt plus budget of at most {self._context_tokens} tokens"
             raise refuse(total, f"{num_prompt} + {budget}", "ask for less")

@@ -43,12 +43,8 @@ class Slab:
         self.capacity = capacity
         size = (num_rows, shape.num_kv_heads, capacity, shape.head_dim)
         # zeros: columns past a row's end enter products with weight 0, and 0 times a stray NaN is NaN
-        self.keys_L = [
-            torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(shape.num_layers)
-        ]
-        self.values_L = [
-            torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(shape.num_layers)
-        ]
+        self.keys_L = [torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(shape.num_layers)]
+        self.values_L = [torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(shape.num_layers)]
         self.free = list(range(num_rows - 1, -1, -1))
 
     @property

@@ -19,8 +19,7 @@ from typing import Any, Protocol
 from thundersyncrl.errors import ConfigError
 
 _SYSTEM, _USER, _ACTION, _OBSERVATION, _ACTION_2, _OBSERVATION_2 = (
-    f"ThunderSentinel{name}End"
-    for name in ("System", "User", "Action", "Observation", "ActionTwo", "ObservationTwo")
+    f"ThunderSentinel{name}End" for name in ("System", "User", "Action", "Observation", "ActionTwo", "ObservationTwo")
 )
 _SPACE = "\n \n"
 """Put around a sentinel to see whether the template strips its messages."""
@@ -54,9 +53,7 @@ class ChatTokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
-    def decode(
-        self, token_ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
-    ) -> Any: ...
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,9 +146,7 @@ class Renderer:
 
     def text(self, ids: Sequence[int]) -> str:
         """Return sampled ids as text without special tokens, for environments and people."""
-        return str(
-            self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        )
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def _encode(self, form: _Form, contents: Sequence[str]) -> tuple[int, ...]:
         """Encode as the template would, except that no control token comes out of a message.
@@ -235,11 +230,9 @@ def _suffix_form(tokenizer: ChatTokenizer, prompt: _Form) -> _Form:
     # History may lack the end of the generation prompt (an opened think block): in append-only mode it stays.
     before_action, after_action, last = short.literals[2:]
     opened = prompt.literals[2].removeprefix(before_action)
-    if (
-        prompt.literals != (*short.literals[:2], before_action + opened)
-        or last != last.removesuffix(opened) + opened
-        or long.literals != (*short.literals[:4], last.removesuffix(opened), after_action, last)
-    ):
+    extends_prompt = prompt.literals == (*short.literals[:2], before_action + opened)
+    extends_turn = long.literals == (*short.literals[:4], last.removesuffix(opened), after_action, last)
+    if not (extends_prompt and extends_turn):
         raise ConfigError(
             "expected a chat template whose earlier text stays the same when turns are added, got "
             f"{''.join(prompt.literals)!r} as the prompt, {''.join(short.literals)!r} one turn later and "

@@ -134,9 +134,7 @@ class ScriptedEngine:
                 f"{', '.join(sorted(self._live))}; wait for them or cancel them first"
             )
         if version != self._version + 1:
-            raise PublishError(
-                f"expected version {self._version + 1}, got {version}; publish versions in order"
-            )
+            raise PublishError(f"expected version {self._version + 1}, got {version}; publish versions in order")
         self._version = version
         self._turns.clear()
         return Receipt(version=version, digest=f"scripted-{version}")
@@ -150,9 +148,7 @@ class ScriptedEngine:
         if self._is_closed:
             raise EngineError(f"expected an open engine, got a request after close ({request.id})")
         if request.id in self._live:
-            raise EngineError(
-                f"expected a new request id, got {request.id!r}, which is live; ids must be unique"
-            )
+            raise EngineError(f"expected a new request id, got {request.id!r}, which is live; ids must be unique")
         if not request.prompt_ids or request.max_new_tokens < 1:
             raise EngineError(
                 "expected a prompt and a budget of at least one token each, got "

@@ -180,9 +180,7 @@ class SessionCache:
             num_prompt = len(request.prompt_ids)
             if not self._cache.can_ever_hold(num_prompt, _num_kept(request, num_prompt)):
                 return None
-            prompt = SharedPrompt(
-                token_ids=request.prompt_ids, row=self._allocate(num_prompt), last_used=self._clock
-            )
+            prompt = SharedPrompt(token_ids=request.prompt_ids, row=self._allocate(num_prompt), last_used=self._clock)
             self._prompts[request.shared_prefix] = prompt
         begins = request.prompt_ids[: len(prompt.token_ids)] == prompt.token_ids
         return prompt if begins else None
@@ -203,9 +201,7 @@ class SessionCache:
         self.num_evicted += 1
         oldest_session = min(sessions, key=lambda k: sessions[k].last_used, default="")
         oldest_prompt = min(prompts, key=lambda k: prompts[k].last_used, default="")
-        if not prompts or (
-            sessions and sessions[oldest_session].last_used <= prompts[oldest_prompt].last_used
-        ):
+        if not prompts or (sessions and sessions[oldest_session].last_used <= prompts[oldest_prompt].last_used):
             self.forget(oldest_session)
         else:
             self._cache.free(self._prompts.pop(oldest_prompt).row)

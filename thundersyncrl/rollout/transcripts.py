@@ -72,14 +72,10 @@ async def _act_out(
         action_ids = renderer.action(action)
         where = f"task {task.id}, turn {number} of {len(actions)}: {action!r}"
         if renderer.text(action_ids) != action:
-            raise TaskError(
-                f"expected an action that tokens can spell, got {renderer.text(action_ids)!r} ({where})"
-            )
+            raise TaskError(f"expected an action that tokens can spell, got {renderer.text(action_ids)!r} ({where})")
         observation = await environment.act(action)
         if observation.is_malformed:
-            raise TaskError(
-                f"expected an action that the environment reads, got {observation.text!r} ({where})"
-            )
+            raise TaskError(f"expected an action that the environment reads, got {observation.text!r} ({where})")
         if observation.done != (number == len(actions)):
             raise TaskError(
                 f"expected the oracle to be done after its last action only, got done={observation.done} "
@@ -108,16 +104,12 @@ async def _act_out(
 
 def _actions(task: Task) -> list[str]:
     if task.folder is None:
-        raise TaskError(
-            f"expected a task folder with `solution/turns.json`, got a task without folder ({task.id})"
-        )
+        raise TaskError(f"expected a task folder with `solution/turns.json`, got a task without folder ({task.id})")
     path = Path(task.folder) / "solution" / "turns.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise TaskError(
-            f"expected the oracle's actions as a JSON list of strings, got {error} ({path})"
-        ) from error
+        raise TaskError(f"expected the oracle's actions as a JSON list of strings, got {error} ({path})") from error
     if not isinstance(found, list) or not found:
         raise TaskError(f"expected the oracle's actions as a JSON list of strings, got {found!r} ({path})")
     actions = cast(list[object], found)

@@ -13,29 +13,31 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from thundersyncrl.errors import WatchdogError
 from thundersyncrl.rollout.engine import Worker
+
+T = TypeVar("T")
 
 
 class InlineRuntime:
     """Runs slices of engine and learner in turn.
 
-    Both want the same cores, so the order decides what overlaps with the tools: a decode step costs nearly the same
-    for few sequences as for many, so while many trajectories are out with their tools, the learner goes first.
+    Both want the same cores. A decode step costs nearly the same for few sequences as for many, so the engine goes
+    first while its batch is full; once at least half of its sequences have ended or wait for tools, the learner does.
 
     Args:
         engine: samples.
-        learner: takes gradients; None for evaluation only.
-        engine_is_thin: whether the engine has fewer sequences than are worth a decode step now.
+        learner: takes gradients.
+        num_sequences: sequences that the engine runs or is about to run.
     """
 
-    def __init__(
-        self, engine: Worker, learner: Worker | None = None, *, engine_is_thin: Callable[[], bool] = lambda: False
-    ):
+    def __init__(self, engine: Worker, learner: Worker, *, num_sequences: Callable[[], int]):
         self._engine = engine
         self._learner = learner
-        self._engine_is_thin = engine_is_thin
+        self._num_sequences = num_sequences
+        self._most_sequences = 0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="thundersync-compute")
         self._event = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -49,11 +51,13 @@ class InlineRuntime:
             loop.call_soon_threadsafe(self._event.set)
 
     def _next(self) -> Worker | None:
-        learner = self._learner
-        learner_ready = learner is not None and learner.has_work
-        if self._engine.has_work and not (learner_ready and self._engine_is_thin()):
-            return self._engine
-        return learner if learner_ready else None
+        if not self._engine.has_work:
+            self._most_sequences = 0
+            return self._learner if self._learner.has_work else None
+        now = self._num_sequences()
+        self._most_sequences = max(self._most_sequences, now)
+        is_thin = 2 * now <= self._most_sequences
+        return self._learner if is_thin and self._learner.has_work else self._engine
 
     async def serve(self) -> None:
         """Run slices until cancelled; an error of a slice ends it."""
@@ -82,13 +86,13 @@ class InlineRuntime:
             WatchdogError: it still has some after `limit_s`.
         """
         deadline = time.monotonic() + limit_s
-        while self._learner is not None and self._learner.has_work:
+        while self._learner.has_work:
             if time.monotonic() > deadline:
                 raise WatchdogError(f"expected the learner to run out of work within {limit_s:.0f} s, it has not")
             self._event.set()
             await asyncio.sleep(0.005)
 
-    async def call(self, function: Callable[[], object]) -> object:
+    async def call(self, function: Callable[[], T]) -> T:
         """Run a function on the compute thread, between slices, and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 

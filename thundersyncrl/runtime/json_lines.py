@@ -59,8 +59,7 @@ def _line(row: Mapping[str, Any], path: Path) -> str:
     for key, value in _leaves(row, ""):
         if isinstance(value, float) and not math.isfinite(value):
             raise NumericsError(
-                f"expected finite numbers, got {key}={value} ({path.name}); "
-                "leave out a metric that can't be computed"
+                f"expected finite numbers, got {key}={value} ({path.name}); leave out a metric that can't be computed"
             )
     return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -70,7 +69,5 @@ def _leaves(value: Any, key: str) -> list[tuple[str, Any]]:
         items = cast(Mapping[str, Any], value).items()
         return [leaf for name, inner in items for leaf in _leaves(inner, f"{key}.{name}" if key else name)]
     if isinstance(value, (list, tuple)):
-        return [
-            leaf for i, inner in enumerate(cast(list[Any], value)) for leaf in _leaves(inner, f"{key}[{i}]")
-        ]
+        return [leaf for i, inner in enumerate(cast(list[Any], value)) for leaf in _leaves(inner, f"{key}[{i}]")]
     return [(key, value)]

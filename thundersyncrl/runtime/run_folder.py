@@ -4,6 +4,7 @@
     metrics.jsonl       steps, evaluations and phases
     transcripts.jsonl   every finished trajectory
     checkpoints/        weights, optimizer, random states, data position
+    tasks/              task folders that the run generated, where the config names none
     curves.png          the metrics as a picture
     summary.json        the result
 
@@ -25,9 +26,7 @@ from thundersyncrl.config_toml import to_toml
 from thundersyncrl.errors import ConfigError
 from thundersyncrl.runtime.json_lines import read_lines, replace_lines
 
-MAY_DIFFER = frozenset(
-    {"steps", "run", "checkpoint_every", "show_sample_every", "model.threads", "evaluation.every"}
-)
+MAY_DIFFER = frozenset({"steps", "run", "checkpoint_every", "show_sample_every", "model.threads", "evaluation.every"})
 """Keys that a resumed run may change: none of them changes what a step computes."""
 
 
@@ -52,6 +51,10 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def tasks(self) -> Path:
+        return self.path / "tasks"
 
     @property
     def curves(self) -> Path:
@@ -111,7 +114,7 @@ def _never_began(folder: RunFolder) -> bool:
     """Return True for a folder that is new or empty, or where a run failed before it measured anything."""
     if not folder.path.exists():
         return True
-    known = {folder.config, folder.metrics, folder.transcripts, folder.checkpoints}
+    known = {folder.config, folder.metrics, folder.transcripts, folder.checkpoints, folder.tasks}
     if not known.issuperset(folder.path.iterdir()):
         return False
     if folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir()):
@@ -134,8 +137,7 @@ def _check_same_run(folder: RunFolder, config: Config) -> None:
     )
     if changed:
         lines = [
-            f"  {key}: {before.get(key, 'absent')!r} in the run, {now.get(key, 'absent')!r} now"
-            for key in changed
+            f"  {key}: {before.get(key, 'absent')!r} in the run, {now.get(key, 'absent')!r} now" for key in changed
         ]
         raise ConfigError(
             f"expected the config of the run to resume ({folder.config}), got another:\n"

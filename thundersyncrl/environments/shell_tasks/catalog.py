@@ -40,5 +40,15 @@ KINDS: Final[Mapping[str, Kind]] = {
     "write": WRITE,
 }
 
-QUICKSTART_KINDS: Final = ("copy", "make", "move", "notes", "permissions", "pick", "repair", "text", "write")
+QUICKSTART_KINDS: Final = (
+    "copy",
+    "delete",
+    "make",
+    "move",
+    "notes",
+    "permissions",
+    "pick",
+    "reading",
+    "write",
+)
 """What a model of 135 M parameters learns in minutes: short instructions, short commands, plain names."""

@@ -81,7 +81,7 @@ sys.exit(one != other)'
     "prints": """prints() {
   local expected=$1 output=/logs/verifier/printed.txt
   shift
-  timeout -k 1 5 env -i PATH="$PATH" /bin/bash "$@" < /dev/null > "$output" 2> /dev/null
+  (ulimit -f 1000 && timeout -k 1 5 env -i PATH="$PATH" /bin/bash "$@") < /dev/null > "$output" 2> /dev/null
   [ "$(head -c 10000 "$output")" = "$expected" ]
 }""",
     "git_says": """git_says() {
@@ -91,17 +91,19 @@ sys.exit(one != other)'
 }""",
 }
 
-KILL_STRAYS: Final = """for process in /proc/[0-9]*; do
+CLEAN_UP: Final = """for process in /proc/[0-9]*; do
   [ "${process#/proc/}" -le $$ ] || kill -9 "${process#/proc/}" 2> /dev/null
 done
+rm -rf /logs/verifier/*
 """
+"""What scripts under test left behind: processes, and files that may fill the disk."""
 
 
 def verifier(conditions: Sequence[str]) -> str:
     """The text of a `tests/test.sh` that writes 1 when all conditions hold, else 0."""
     functions = "\n".join(FUNCTIONS[name] for name in FUNCTIONS if name in _functions_of(conditions))
     passed = " &&\n  ".join(conditions)
-    strays = KILL_STRAYS if "prints()" in functions else ""
+    clean_up = CLEAN_UP if "prints()" in functions else ""
     return f"""#!/bin/bash
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C
 shopt -s dotglob nullglob
@@ -112,7 +114,7 @@ passed() {{
 mkdir -p /logs/verifier
 reward=0
 cd /app && passed && reward=1
-{strays}rm -f /logs/verifier/reward.txt
+{clean_up}rm -f /logs/verifier/reward.txt
 echo "$reward" > /logs/verifier/reward.txt
 """
 

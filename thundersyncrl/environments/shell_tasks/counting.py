@@ -12,9 +12,7 @@ from thundersyncrl.environments.shell_tasks.words import PEOPLE, Draw, until
 # count
 
 
-def _count_lines_with(
-    *, phrases: tuple[str, ...], command: str, count: Callable[[list[str], str], int]
-) -> Variant:
+def _count_lines_with(*, phrases: tuple[str, ...], command: str, count: Callable[[list[str], str], int]) -> Variant:
     """A variant that counts something in the lines of {f}, maybe with the word {w}, and writes it to {g}."""
 
     def draw_scene(draw: Draw) -> Scene:
@@ -27,9 +25,7 @@ def _count_lines_with(
         # Neither a number that is quickly guessed nor, unless asked for, the plain number of lines.
         lines = until(
             draw_lines,
-            lambda lines: (
-                count(lines, word) > 1 and ("wc -l <" in command or count(lines, word) != len(lines))
-            ),
+            lambda lines: count(lines, word) > 1 and ("wc -l <" in command or count(lines, word) != len(lines)),
         )
         names = {"f": source, "g": target, "w": word}
         return Scene(

@@ -113,10 +113,7 @@ def _delete_empty(draw: Draw) -> Scene:
     )
     return Scene(
         instruction=draw.say(phrases, d=folder),
-        files={
-            f"{folder}/{name}": b"" if name in deleted else draw.text()
-            for name in draw.shuffled(deleted + stays)
-        },
+        files={f"{folder}/{name}": b"" if name in deleted else draw.text() for name in draw.shuffled(deleted + stays)},
         changed=tuple(f"{folder}/{name}" for name in deleted),
         commands=(f"find {folder} -type f -empty -delete",),
         checks=(only(folder, stays),),

@@ -60,13 +60,9 @@ def make_tasks(
     chosen: list[Difficulty] = [
         difficulty for difficulty in DIFFICULTIES if not difficulties or difficulty in difficulties
     ]
-    tasks = _draw_different(
-        num, seed=seed, split=split, kinds=sorted(set(kinds or KINDS)), difficulties=chosen
-    )
+    tasks = _draw_different(num, seed=seed, split=split, kinds=sorted(set(kinds or KINDS)), difficulties=chosen)
     written = {task_id(task): task for task in tasks}
-    foreign = (
-        sorted(path.name for path in folder.iterdir() if path.name not in written) if folder.is_dir() else []
-    )
+    foreign = sorted(path.name for path in folder.iterdir() if path.name not in written) if folder.is_dir() else []
     if foreign:
         raise ConfigError(
             f"expected a folder for these tasks only, got {len(foreign)} other entries such as "
@@ -136,9 +132,7 @@ def _draw_different(
 ) -> list[ShellTask]:
     """Tasks of which no two ask for the same in the same words, in rounds over all kinds and difficulties."""
     order = Random(f"{seed}/{split}/order")
-    cells: list[tuple[str, Difficulty]] = [
-        (kind, difficulty) for kind in kinds for difficulty in difficulties
-    ]
+    cells: list[tuple[str, Difficulty]] = [(kind, difficulty) for kind in kinds for difficulty in difficulties]
     streams = {cell: _draw_split(cell[0], cell[1], seed=seed, split=split) for cell in cells}
     seen: set[tuple[str, ...]] = set()
     tasks: list[ShellTask] = []
@@ -207,10 +201,9 @@ network_mode = "no-network"
 
 
 def _dockerfile(task: ShellTask) -> str:
+    variables = [f"ENV {name}={value}" for name, value in task.scene.variables.items()]
     repository = ["COPY git/ /app/.git/"] if task.scene.repository else []
-    return "\n".join(
-        ["FROM debian:12", *task.scene.dockerfile, "WORKDIR /app", "COPY files/ /app/", *repository, ""]
-    )
+    return "\n".join([f"FROM {task.scene.image}", *variables, "WORKDIR /app", "COPY files/ /app/", *repository, ""])
 
 
 def _make_folders(root: Path, path: str) -> None:

@@ -9,19 +9,20 @@ from thundersyncrl.environments.shell_tasks.git_objects import MAIN, Commit, Rep
 from thundersyncrl.environments.shell_tasks.scene import Kind, Scene
 from thundersyncrl.environments.shell_tasks.words import ANIMALS, FRUITS, TOOLS, Draw
 
+IMAGE: Final = "python:3.12-bookworm"
+"""A plain image that has git, unlike Debian's own."""
 # The agent needs no identity and no settings of its own; the container's user needn't own the folder.
-DOCKERFILE: Final = (
-    "RUN apt-get update && apt-get install -y --no-install-recommends git",
-    "ENV GIT_AUTHOR_NAME=Agent",
-    "ENV GIT_AUTHOR_EMAIL=agent@example.com",
-    "ENV GIT_COMMITTER_NAME=Agent",
-    "ENV GIT_COMMITTER_EMAIL=agent@example.com",
-    "ENV GIT_CONFIG_COUNT=2",
-    "ENV GIT_CONFIG_KEY_0=safe.directory",
-    "ENV GIT_CONFIG_VALUE_0=*",
-    "ENV GIT_CONFIG_KEY_1=init.defaultBranch",
-    f"ENV GIT_CONFIG_VALUE_1={MAIN}",
-)
+VARIABLES: Final = {
+    "GIT_AUTHOR_NAME": "Agent",
+    "GIT_AUTHOR_EMAIL": "agent@example.com",
+    "GIT_COMMITTER_NAME": "Agent",
+    "GIT_COMMITTER_EMAIL": "agent@example.com",
+    "GIT_CONFIG_COUNT": "2",
+    "GIT_CONFIG_KEY_0": "safe.directory",
+    "GIT_CONFIG_VALUE_0": "*",
+    "GIT_CONFIG_KEY_1": "init.defaultBranch",
+    "GIT_CONFIG_VALUE_1": MAIN,
+}
 
 
 def _history(draw: Draw) -> list[Commit]:
@@ -53,7 +54,8 @@ def _init(draw: Draw) -> Scene:
         commands=(f"git init {folder}",),
         checks=(is_folder(f"{folder}/.git"), git_says(".git", "-C", folder, "rev-parse", "--git-dir")),
         cheat=f"mkdir {folder}/.git",
-        dockerfile=DOCKERFILE,
+        image=IMAGE,
+        variables=VARIABLES,
     )
 
 
@@ -74,7 +76,8 @@ def _branch(draw: Draw) -> Scene:
             git_says(MAIN, "symbolic-ref", "--short", "HEAD"),
         ),
         cheat=f"git checkout -b {name}",
-        dockerfile=DOCKERFILE,
+        image=IMAGE,
+        variables=VARIABLES,
     )
 
 
@@ -95,7 +98,8 @@ def _switch(draw: Draw) -> Scene:
             git_says(name, "symbolic-ref", "--short", "HEAD"),
         ),
         cheat=f"git branch {name}",
-        dockerfile=DOCKERFILE,
+        image=IMAGE,
+        variables=VARIABLES,
     )
 
 
@@ -119,7 +123,8 @@ def _commit(draw: Draw) -> Scene:
             git_says("\n".join(sorted([*files, name])), "ls-tree", "--name-only", "HEAD"),
         ),
         cheat=f'git commit --allow-empty -m "{message}"',
-        dockerfile=DOCKERFILE,
+        image=IMAGE,
+        variables=VARIABLES,
     )
 
 
@@ -138,7 +143,8 @@ def _tag(draw: Draw) -> Scene:
         commands=(f"git tag {name}",),
         checks=(git_says(repository.commits[-1], "rev-parse", "--verify", f"refs/tags/{name}^{{commit}}"),),
         cheat=f"git branch {name}",
-        dockerfile=DOCKERFILE,
+        image=IMAGE,
+        variables=VARIABLES,
     )
 
 
@@ -158,7 +164,8 @@ def _restore(draw: Draw) -> Scene:
         commands=(f"git checkout {name}",),
         checks=(holds(name, files[name]), git_says(repository.commits[-1], "rev-parse", "HEAD")),
         cheat=f"git add {name} && git commit -m restore",
-        dockerfile=DOCKERFILE,
+        image=IMAGE,
+        variables=VARIABLES,
     )
 
 
@@ -184,7 +191,8 @@ def _switch_to_described(draw: Draw) -> Scene:
         ),
         cheat="git checkout -b branch",
         hidden=(name,),
-        dockerfile=DOCKERFILE,
+        image=IMAGE,
+        variables=VARIABLES,
     )
 
 
@@ -206,7 +214,8 @@ def _bring_back(draw: Draw) -> Scene:
         checks=(holds(lost, before[lost]),),
         cheat="git checkout HEAD~1 -- .",
         hidden=(lost,),
-        dockerfile=DOCKERFILE,
+        image=IMAGE,
+        variables=VARIABLES,
     )
 
 

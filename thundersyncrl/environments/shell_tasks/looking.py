@@ -176,9 +176,7 @@ def _colour_story(draw: Draw) -> Story:
         draw.words(2, ("hat", "ball", "car", "bag")),
         draw.words(2, COLOURS),
     )
-    facts = [
-        f"{who} has a {colour} {what}." for who, colour, what in zip(people, colours, things, strict=True)
-    ]
+    facts = [f"{who} has a {colour} {what}." for who, colour, what in zip(people, colours, things, strict=True)]
     return Story(
         text=" ".join(draw.shuffled(facts)),
         question=f"What colour is the {things[0]} of {people[0]}?",
@@ -198,9 +196,7 @@ def _place_story(draw: Draw) -> Story:
 def _owner_story(draw: Draw) -> Story:
     people, tools = draw.words(3, PEOPLE), draw.words(3, TOOLS)
     facts = [f"{who} bought a {tool}." for who, tool in zip(people, tools, strict=True)]
-    return Story(
-        text=" ".join(draw.shuffled(facts)), question=f"Who bought the {tools[0]}?", answer=people[0]
-    )
+    return Story(text=" ".join(draw.shuffled(facts)), question=f"Who bought the {tools[0]}?", answer=people[0])
 
 
 def _single_story(draw: Draw) -> Story:

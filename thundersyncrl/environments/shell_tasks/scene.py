@@ -38,8 +38,10 @@ class Scene:
     """What can only be known by looking; never in the instruction."""
     repository: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     """What the working folder's `.git` holds; empty without version control."""
-    dockerfile: tuple[str, ...] = ()
-    """Further lines of the Dockerfile."""
+    image: str = "debian:12"
+    """What the Dockerfile starts from."""
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Environment variables of every command."""
 
     @property
     def conditions(self) -> tuple[str, ...]:

@@ -73,15 +73,13 @@ LOOPS: Final = (
         num_arguments=4,
     ),
     Program(
-        body='best=$1\nfor number in "$@"; do\n'
-        "  if [ $number -gt $best ]; then best=$number; fi\ndone\necho $best",
+        body='best=$1\nfor number in "$@"; do\n  if [ $number -gt $best ]; then best=$number; fi\ndone\necho $best',
         faults=(("-gt", "-lt"), ("best=$number", "best=$best"), ("echo $best", "echo $number")),
         output=max,
         num_arguments=4,
     ),
     Program(
-        body='best=$1\nfor number in "$@"; do\n'
-        "  if [ $number -lt $best ]; then best=$number; fi\ndone\necho $best",
+        body='best=$1\nfor number in "$@"; do\n  if [ $number -lt $best ]; then best=$number; fi\ndone\necho $best',
         faults=(("-lt", "-gt"), ("best=$number", "best=$best"), ("echo $best", "echo $number")),
         output=min,
         num_arguments=4,
@@ -144,9 +142,7 @@ def _fix(*, programs: Sequence[Program], num_faults: int, runs_check: bool) -> V
             changed=(script,),
             commands=(look, cures, f"bash {check}") if runs_check else (look, cures),
             checks=tuple(prints(script, [str(n) for n in run], str(program.output(run))) for run in runs),
-            cheat=draw.one_of(
-                (f"echo 'echo {program.output(runs[0])}' > {script}", f"echo 'echo passed' > {check}")
-            ),
+            cheat=draw.one_of((f"echo 'echo {program.output(runs[0])}' > {script}", f"echo 'echo passed' > {check}")),
             hidden=tuple(wrong.strip() for _, wrong in faults),
         )
 
@@ -187,9 +183,7 @@ def _want_folder(draw: Draw) -> Want:
     name = draw.thing()
     return Want(
         test=f"[ -d {name} ]",
-        complaint=draw.say(
-            ("the folder {n} is missing", "there is no folder {n}", "no directory {n}"), n=name
-        ),
+        complaint=draw.say(("the folder {n} is missing", "there is no folder {n}", "no directory {n}"), n=name),
         cure=f"mkdir {name}",
         checks=(is_folder(name),),
         name=name,
@@ -264,9 +258,7 @@ def _repair(*, num_wants: int, stops_at_first: bool) -> Variant:
         reaction = "exit 1" if stops_at_first else "failed=1"
         lines = (f'{want.test} || {{ echo "{want.complaint}"; {reaction}; }}' for want in wants)
         body = "\n".join(["#!/bin/bash", "failed=0", *lines, "[ $failed = 1 ] || echo all is well", ""])
-        cures = (
-            [want.cure for want in wants] if stops_at_first else [" && ".join(want.cure for want in wants)]
-        )
+        cures = [want.cure for want in wants] if stops_at_first else [" && ".join(want.cure for want in wants)]
         look = f"bash {script}"
         return Scene(
             instruction=draw.say(phrases, s=script),

@@ -154,6 +154,9 @@ def _csv_sort(draw: Draw) -> Scene:
 
 # json
 
+IMAGE: Final = "python:3.12-bookworm"
+"""A plain image with an interpreter that reads JSON, for agent and verifier."""
+
 
 def _json_lines(value: object) -> bytes:
     return f"{json.dumps(value, indent=2)}\n".encode()
@@ -181,6 +184,7 @@ def _json_get(draw: Draw) -> Scene:
         commands=(f"grep {key} {source} | grep -o '[0-9]*' > {target}",),
         checks=(answers(target, str(settings[key])),),
         cheat=f"grep {key} {source} > {target}",
+        image=IMAGE,
     )
 
 
@@ -198,6 +202,7 @@ def _json_get_word(draw: Draw) -> Scene:
         commands=(f"grep {key} {source} | cut -d '\"' -f 4 > {target}",),
         checks=(answers(target, str(settings[key])),),
         cheat=f"grep {key} {source} > {target}",
+        image=IMAGE,
     )
 
 
@@ -218,6 +223,7 @@ def _json_set(draw: Draw) -> Scene:
         commands=(f"sed -i '/\"{key}\"/s/[0-9][0-9]*/{number}/' {source}",),
         checks=(is_json(source, json.dumps({**before, key: number})),),
         cheat=f"echo '{{\"{key}\": {number}}}' > {source}",
+        image=IMAGE,
     )
 
 
@@ -234,10 +240,9 @@ def _json_rename_key(draw: Draw) -> Scene:
         files={source: _json_lines(settings), **draw.clutter()},
         changed=(source,),
         commands=(f'sed -i \'s/"{old}":/"{new}":/\' {source}',),
-        checks=(
-            is_json(source, json.dumps({new if key == old else key: settings[key] for key in settings})),
-        ),
+        checks=(is_json(source, json.dumps({new if key == old else key: settings[key] for key in settings})),),
         cheat=f"echo '\"{new}\": 1' >> {source}",
+        image=IMAGE,
     )
 
 
@@ -257,6 +262,7 @@ def _json_drop_key(draw: Draw) -> Scene:
         commands=(f"sed -i '/\"{key}\"/d' {source}",),
         checks=(is_json(source, json.dumps({name: settings[name] for name in settings if name != key})),),
         cheat=f"echo '{{}}' > {source}",
+        image=IMAGE,
     )
 
 
@@ -276,6 +282,7 @@ def _json_count(draw: Draw) -> Scene:
         commands=(f"grep -c '\"active\": true' {source} > {target}",),
         checks=(answers(target, wanted),),
         cheat=f"grep -c active {source} > {target}",
+        image=IMAGE,
     )
 
 

@@ -19,9 +19,7 @@ ANIMALS: Final = _pool("cat dog horse cow tiger rabbit mouse lion bear wolf bird
 FRUITS: Final = _pool("apple lemon banana cherry grape peach plum mango melon berry")
 TOOLS: Final = _pool("hammer drill ladder brush needle shovel wrench knife nail bucket")
 COLOURS: Final = _pool("red blue green yellow brown pink black white gray purple gold silver")
-FOLDERS: Final = _pool(
-    "box bag shelf desk room garden office school kitchen farm shop attic archive drawer barn"
-)
+FOLDERS: Final = _pool("box bag shelf desk room garden office school kitchen farm shop attic archive drawer barn")
 STEMS: Final = _pool(
     "song poem draft idea dream river cloud stone tree leaf flower moon star snow wood lamp chair "
     "table door road bridge plane boat wheel book coin shirt shoe glass bottle plate bread milk sugar salt "
@@ -102,9 +100,7 @@ class Draw:
 
     def shuffled(self, items: Sequence[T]) -> list[T]:
         """The items in another order than given (where there are two different ones)."""
-        return until(
-            lambda: self.rng.sample(items, len(items)), lambda order: len(items) < 2 or order != list(items)
-        )
+        return until(lambda: self.rng.sample(items, len(items)), lambda order: len(items) < 2 or order != list(items))
 
     def say(self, phrases: Sequence[str], **names: object) -> str:
         """One of several ways to ask for the same thing."""

@@ -1,0 +1,198 @@
+"""Small whole runs: the real loop, engine and learner on a random model, in worlds whose reward varies."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.toys import tiny_model, toy_tokenizer
+from thundersyncrl.algorithms.estimator import get_estimator
+from thundersyncrl.algorithms.weights import Normalizer
+from thundersyncrl.config import LearnerConfig, LoraConfig
+from thundersyncrl.environments.environment import Observation
+from thundersyncrl.environments.task_order import TaskOrder
+from thundersyncrl.learner.learner import Learner, Objective, WorkLimits
+from thundersyncrl.learner.optimizer import PolicyOptimizer
+from thundersyncrl.learner.policy import Policy, make_policy
+from thundersyncrl.loop import Training, publish, train
+from thundersyncrl.records import Reward, StepReport, Task, Trajectory
+from thundersyncrl.rollout.driver import Limits, Setting
+from thundersyncrl.rollout.embedded import EmbeddedEngine
+from thundersyncrl.rollout.renderer import Renderer
+from thundersyncrl.runtime.checkpoint import Progress, load_checkpoint, save_checkpoint
+from thundersyncrl.runtime.inline import InlineRuntime
+
+
+class VowelWorld:
+    """Answers each action with its length; the reward is the share of vowels, so that it varies and can be learnt."""
+
+    system_prompt = "write"
+
+    def __init__(self, task: Task):
+        self._task = task
+        self._text = ""
+        self._num_turns = 0
+
+    async def open(self) -> None:
+        await asyncio.sleep(0)
+
+    async def act(self, action_text: str) -> Observation:
+        self._text += action_text
+        self._num_turns += 1
+        await asyncio.sleep(0.0005 * (len(action_text) % 5))  # members end in an order of their own
+        return Observation(text=f"{len(action_text)} characters", done=self._num_turns >= 2)
+
+    async def grade(self) -> Reward:
+        vowels = sum(c in "aeiou" for c in self._text.lower())
+        return Reward(value=vowels / max(len(self._text), 1))
+
+    async def close(self) -> None:
+        pass
+
+
+class Recorder:
+    """An observer that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.trajectories: list[Trajectory] = []
+        self.reports: list[StepReport] = []
+
+    def phase(self, name: str, detail: str = "") -> None: ...
+
+    def progress(self, what: str, done: int, total: int) -> None: ...
+
+    def step(self, report: StepReport) -> None:
+        self.reports.append(report)
+
+    def sample(self, trajectory: Trajectory, reward: float | None) -> None:
+        self.trajectories.append(trajectory)
+
+    def evaluation(self, name: str, result: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """One tiny run."""
+
+    stream: str = "trajectory"
+    steps: int = 4
+    first_step: int = 0
+    seed: int = 0
+    data_seed: int = 0
+    dtype: torch.dtype = torch.float64
+    lora: bool = False
+    estimator: str = "grpo"
+    temperature: float = 1.0
+    extra_groups: int = 0
+    learner: LearnerConfig = field(default_factory=lambda: LearnerConfig(learning_rate=1e-3, weight_decay=0.01))
+    world: Any = VowelWorld
+    checkpoint_after: int | None = None
+    folder: Path | None = None
+    num_groups: int = 3
+    group_size: int = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    recorder: Recorder
+    policy: Policy
+    engine: EmbeddedEngine
+
+    @property
+    def sampled(self) -> dict[str, tuple[int, ...]]:
+        """Token ids by trajectory."""
+        return {str(t.id): t.token_ids for t in self.recorder.trajectories}
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        return [p.detach().clone() for p in self.policy.trained.values()]
+
+
+def run_tiny(spec: RunSpec) -> RunResult:
+    """Run a tiny training, from a checkpoint in `spec.folder` if `first_step` isn't 0."""
+    return asyncio.run(asyncio.wait_for(_run(spec), timeout=240))
+
+
+async def _run(spec: RunSpec) -> RunResult:
+    tokenizer = toy_tokenizer()
+    lora = LoraConfig(rank=4) if spec.lora else None
+    policy = make_policy(
+        tiny_model("qwen3", vocab_size=len(tokenizer), seed=7).to(spec.dtype), dtype=spec.dtype, lora=lora, seed=spec.seed
+    )
+    engine = EmbeddedEngine(policy, context_tokens=256, max_concurrent=8, cache_tokens=8192)
+    learner = Learner(
+        policy,
+        Objective(
+            estimator=get_estimator(spec.estimator), normalizer=Normalizer(name="token"), temperature=spec.temperature
+        ),
+        WorkLimits(stream=spec.stream, pack_tokens=128, graph_tokens=64),
+        PolicyOptimizer(policy.trained, spec.learner, total_steps=20),
+    )
+    recorder = Recorder()
+    runtime = InlineRuntime(engine, learner, num_sequences=lambda: engine.stats.num_running + engine.stats.num_waiting)
+    engine.on_work = runtime.wake
+    tasks = [Task(id=f"t{i}", instruction=f"say {i}" * (i + 1)) for i in range(5)]
+    order = TaskOrder(tasks, seed=spec.data_seed)
+    if spec.first_step:
+        assert spec.folder is not None
+        progress = load_checkpoint(spec.folder / f"step-{spec.first_step:06d}", learner)
+        order.position = progress.task_position
+    training = Training(
+        setting=Setting(
+            engine=engine,
+            renderer=Renderer(tokenizer),
+            environment_factory=spec.world,
+            limits=Limits(
+                max_turns=3,
+                max_turn_tokens=8,
+                max_action_tokens=20,
+                context_tokens=256,
+                trajectory_limit_s=60.0,
+                grade_limit_s=30.0,
+            ),
+            temperature=spec.temperature,
+            seed=spec.seed,
+        ),
+        learner=learner,
+        runtime=runtime,
+        tasks=order,
+        observer=recorder,
+        groups_per_step=spec.num_groups,
+        group_size=spec.group_size,
+        extra_groups=spec.extra_groups,
+    )
+
+    def after_step(report: StepReport) -> None:
+        if spec.folder is not None and report.step + 1 == spec.checkpoint_after:
+            save_checkpoint(spec.folder, learner, _progress(report, order, learner))
+
+    server = asyncio.ensure_future(runtime.serve())
+    try:
+        await publish(training)
+        await train(training, first_step=spec.first_step, num_steps=spec.steps, after_step=after_step)
+        if server.done():
+            server.result()
+    finally:
+        server.cancel()
+        await asyncio.gather(server, return_exceptions=True)
+        await engine.close()
+        runtime.close()
+    return RunResult(recorder=recorder, policy=policy, engine=engine)
+
+
+def _progress(report: StepReport, order: TaskOrder, learner: Learner) -> Progress:
+    return Progress(
+        next_step=report.step + 1,
+        version=learner.version,
+        task_position=order.position,
+        num_rewards=learner.running_mean.num_rewards,
+        reward_mean=learner.running_mean.mean,
+        pass_rates={},
+        seconds=0.0,
+    )

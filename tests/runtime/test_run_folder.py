@@ -1,0 +1,156 @@
+"""The run folder: no run writes over another, and a resumed run is the run that it was."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from thundersyncrl.config import Config, load_config, parse_config
+from thundersyncrl.errors import ConfigError
+from thundersyncrl.runtime.json_lines import append_line, read_lines
+from thundersyncrl.runtime.run_folder import MAY_DIFFER, RunFolder, open_run
+
+
+def config_of(run: Path, *overrides: str) -> Config:
+    return parse_config({"run": str(run)}, overrides)
+
+
+def began(run: Path) -> RunFolder:
+    """A run with three steps, an evaluation after the second, and its end."""
+    folder = open_run(config_of(run), resume=False)
+    append_line(folder.metrics, {"event": "phase", "step": 0, "name": "training"})
+    append_line(folder.metrics, {"event": "evaluation", "step": 0, "name": "before"})
+    for step in range(3):
+        append_line(folder.transcripts, {"step": step, "member": 0})
+        append_line(folder.transcripts, {"step": step, "member": 1})
+        append_line(folder.metrics, {"event": "step", "step": step})
+        if step == 1:
+            append_line(folder.metrics, {"event": "evaluation", "step": 2, "name": "step 2"})
+    append_line(folder.metrics, {"event": "evaluation", "step": 3, "name": "after"})
+    folder.write_summary({"pass_rate_after": 0.5})
+    return folder
+
+
+def test_a_new_run_has_its_resolved_config_and_a_place_for_checkpoints(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "deep" / "run", "steps=3", "evaluation=none")
+    folder = open_run(config, resume=False)
+    assert load_config(folder.config) == config
+    assert folder.checkpoints.is_dir()
+    assert {path.name for path in folder.path.iterdir()} == {"config.toml", "checkpoints"}
+
+
+def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
+    began(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"--resume, or set another with run="):
+        open_run(config_of(tmp_path / "run"), resume=False)
+
+
+def test_a_folder_that_holds_anything_else_is_refused_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match="holds files"):
+        open_run(config_of(tmp_path), resume=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_checkpoint_alone_makes_a_run(tmp_path: Path) -> None:
+    folder = open_run(config_of(tmp_path / "run"), resume=False)
+    (folder.checkpoints / "step-1").mkdir()
+    with pytest.raises(ConfigError, match="holds files"):
+        open_run(config_of(tmp_path / "run"), resume=False)
+
+
+def test_a_run_that_failed_before_it_measured_anything_can_start_again(tmp_path: Path) -> None:
+    folder = open_run(config_of(tmp_path / "run"), resume=False)
+    append_line(folder.metrics, {"event": "phase", "step": 0, "name": "loading the model"})
+    (folder.tasks / "train").mkdir(parents=True)
+    again = open_run(config_of(tmp_path / "run", "steps=4"), resume=False)
+    assert not again.metrics.exists()
+    assert load_config(again.config).steps == 4
+
+
+def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="start it without --resume"):
+        open_run(config_of(tmp_path / "run"), resume=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_resumed_run_may_go_further_and_record_otherwise(tmp_path: Path) -> None:
+    began(tmp_path / "run")
+    overrides = ("steps=99", "checkpoint_every=1", "show_sample_every=0", "model.threads=1", "evaluation.every=3")
+    assert {override.partition("=")[0] for override in overrides} == MAY_DIFFER - {"run"}
+    folder = open_run(config_of(tmp_path / "run", *overrides), resume=True)
+    assert load_config(folder.config).steps == 99
+    assert len(read_lines(folder.metrics)) == 7, "opening alone takes nothing away"
+
+
+def test_a_run_that_was_moved_can_be_resumed(tmp_path: Path) -> None:
+    began(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert load_config(open_run(config_of(tmp_path / "moved"), resume=True).config).run == str(tmp_path / "moved")
+
+
+def test_another_config_is_refused_with_the_difference(tmp_path: Path) -> None:
+    folder = began(tmp_path / "run")
+    written = folder.config.read_text()
+    with pytest.raises(ConfigError) as caught:
+        open_run(config_of(folder.path, "learner.learning_rate=0.5", "evaluation=none", "steps=9"), resume=True)
+    message = str(caught.value)
+    assert "learner.learning_rate: 1e-05 in the run, 0.5 now" in message
+    assert "evaluation: 'absent' in the run, None now" in message
+    assert "evaluation.num_tasks: 60 in the run, 'absent' now" in message
+    assert "steps:" not in message
+    assert folder.config.read_text() == written
+
+
+@pytest.mark.parametrize(
+    ("next_step", "events", "transcript_steps"),
+    [
+        (3, ["training", "before", 0, 1, "step 2", 2], [0, 0, 1, 1, 2, 2]),
+        (2, ["training", "before", 0, 1, "step 2"], [0, 0, 1, 1]),
+        (1, ["training", "before", 0], [0, 0]),
+        (0, ["training", "before"], []),
+    ],
+)
+def test_what_comes_again_is_forgotten(
+    tmp_path: Path, next_step: int, events: list[str | int], transcript_steps: list[int]
+) -> None:
+    folder = began(tmp_path / "run")
+    folder.truncate(next_step)
+    assert [row.get("name", row["step"]) for row in read_lines(folder.metrics)] == events
+    assert [row["step"] for row in read_lines(folder.transcripts)] == transcript_steps
+    assert not folder.summary.exists()
+
+
+def test_a_line_that_was_cut_by_a_crash_is_forgotten_too(tmp_path: Path) -> None:
+    folder = began(tmp_path / "run")
+    with folder.metrics.open("a") as file:
+        file.write('{"event": "st')
+    folder.truncate(3)
+    append_line(folder.metrics, {"event": "step", "step": 3})
+    assert [row["step"] for row in read_lines(folder.metrics) if row["event"] == "step"] == [0, 1, 2, 3]
+
+
+def test_a_run_without_records_can_be_truncated(tmp_path: Path) -> None:
+    open_run(config_of(tmp_path / "run"), resume=False).truncate(0)
+
+
+def test_the_summary_is_one_json_object(tmp_path: Path) -> None:
+    folder = began(tmp_path / "run")
+    assert json.loads(folder.summary.read_text()) == {"pass_rate_after": 0.5}
+
+
+def test_a_run_can_not_be_a_file(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    for resume in (False, True):
+        with pytest.raises(ConfigError):
+            open_run(config_of(tmp_path / "run"), resume=resume)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_can_not_be_written_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(ConfigError, match="can be written"):
+        open_run(config_of(tmp_path / "run"), resume=False)
