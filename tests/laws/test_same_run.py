@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.runs import RunSpec, run_tiny
+from tests.runs import RunSpec, VowelWorld, run_tiny
+from thundersyncrl.config import LearnerConfig
+from thundersyncrl.records import Reward
 
 
 def largest_difference(left: list[torch.Tensor], right: list[torch.Tensor]) -> float:
@@ -78,7 +80,9 @@ def test_learner_and_engine_agree_on_every_logprob_over_a_whole_float32_run(lora
 
 def test_training_raises_the_reward_that_it_is_given():
     """A silent no-op would pass every equality above."""
-    reports = run_tiny(RunSpec(steps=20, dtype=torch.float32, group_size=8)).recorder.reports
+    reports = run_tiny(
+        RunSpec(steps=20, dtype=torch.float32, group_size=8, learner=LearnerConfig(learning_rate=5e-3))
+    ).recorder.reports
     rewards = [r.metrics["reward_mean"] for r in reports]
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.05
 
@@ -98,8 +102,6 @@ def test_dynamic_sampling_replaces_uniform_groups_under_the_same_version():
     assert largest_difference(result.parameters, batch.parameters) <= 1e-10
 
 
-from tests.runs import VowelWorld  # noqa: E402
-from thundersyncrl.records import Reward  # noqa: E402
 
 
 class HalfUniform(VowelWorld):
