@@ -25,7 +25,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from thundersyncrl.algorithms.estimator import get_estimator
 from thundersyncrl.algorithms.weights import Normalizer
 from thundersyncrl.learner.attention import Branch, PackPlan
-from thundersyncrl.learner.learner import Learner, Objective, WorkLimits
+from thundersyncrl.learner.learner import Learner
+from thundersyncrl.learner.objective import Objective, WorkLimits
 from thundersyncrl.learner.policy import Policy, make_norms_exact, make_policy
 from thundersyncrl.learner.scoring import token_logprobs
 from thundersyncrl.records import GroupId, Outcome, Status, Task, Trajectory, TrajectoryId, Turn

@@ -15,7 +15,8 @@ from thundersyncrl.algorithms.weights import Normalizer
 from thundersyncrl.config import LearnerConfig, LoraConfig
 from thundersyncrl.environments.environment import Observation
 from thundersyncrl.environments.task_order import TaskOrder
-from thundersyncrl.learner.learner import Learner, Objective, WorkLimits
+from thundersyncrl.learner.learner import Learner
+from thundersyncrl.learner.objective import Objective, WorkLimits
 from thundersyncrl.learner.optimizer import PolicyOptimizer
 from thundersyncrl.learner.policy import Policy, make_policy
 from thundersyncrl.loop import Training, publish, train
@@ -123,7 +124,10 @@ async def _run(spec: RunSpec) -> RunResult:
     tokenizer = toy_tokenizer()
     lora = LoraConfig(rank=4) if spec.lora else None
     policy = make_policy(
-        tiny_model("qwen3", vocab_size=len(tokenizer), seed=7).to(spec.dtype), dtype=spec.dtype, lora=lora, seed=spec.seed
+        tiny_model("qwen3", vocab_size=len(tokenizer), seed=7).to(spec.dtype),
+        dtype=spec.dtype,
+        lora=lora,
+        seed=spec.seed,
     )
     engine = EmbeddedEngine(policy, context_tokens=256, max_concurrent=8, cache_tokens=8192)
     learner = Learner(

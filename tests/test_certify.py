@@ -25,7 +25,7 @@ from thundersyncrl.certify.streaming import streamed_gradient
 from thundersyncrl.cli import app
 from thundersyncrl.config import Config, parse_config
 from thundersyncrl.errors import ConfigError
-from thundersyncrl.learner.learner import Objective
+from thundersyncrl.learner.objective import Objective
 from thundersyncrl.learner.policy import make_policy
 
 

@@ -53,10 +53,10 @@ def config(tmp_path: Path) -> Path:
 
 def install_build(monkeypatch: pytest.MonkeyPatch, **functions: Any) -> None:
     """Stand in for the factory, whose real parts are a model and an engine."""
-    module = ModuleType("thundersyncrl.build")
+    module = ModuleType("thundersyncrl.runs")
     for name, function in functions.items():
         setattr(module, name, function)
-    monkeypatch.setitem(sys.modules, "thundersyncrl.build", module)
+    monkeypatch.setitem(sys.modules, "thundersyncrl.runs", module)
 
 
 def short_run(config: Config, *, resume: bool, sink: Observer) -> dict[str, Any]:
@@ -264,9 +264,9 @@ def train_run(config, *, resume, sink):
             print("cleaned up", flush=True)
     asyncio.run(wait())
 
-build = ModuleType("thundersyncrl.build")
+build = ModuleType("thundersyncrl.runs")
 build.train_run = train_run
-sys.modules["thundersyncrl.build"] = build
+sys.modules["thundersyncrl.runs"] = build
 main()
 """
 

@@ -23,6 +23,7 @@ ROWS = (
     ("thundersyncrl.observe",),
     ("thundersyncrl.loop", "thundersyncrl.warm_start", "thundersyncrl.evaluation", "thundersyncrl.task_sets"),
     ("thundersyncrl.build",),
+    ("thundersyncrl.runs",),
     ("thundersyncrl.certify", "thundersyncrl.check"),
     ("thundersyncrl.cli",),
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 from thundersyncrl.algorithms.estimator import get_estimator
 from thundersyncrl.algorithms.weights import choose_normalizer
-from thundersyncrl.build import _refuse_without_effect  # pyright: ignore[reportPrivateUsage]
+from thundersyncrl.build import refuse_without_effect
 from thundersyncrl.config import Config, EnvironmentConfig
 from thundersyncrl.environments.shell import check_sandbox, run_oracle
 from thundersyncrl.errors import ConfigError, ThunderSyncError
@@ -64,7 +64,7 @@ def _finding(name: str, check: Callable[[], str]) -> Finding:
 
 def _algorithm(config: Config) -> str:
     estimator = get_estimator(config.algorithm.estimator)
-    _refuse_without_effect(config, estimator)
+    refuse_without_effect(config, estimator)
     normalizer = choose_normalizer(
         estimator.normalizer,
         name=config.algorithm.normalizer,

@@ -72,7 +72,7 @@ def train(
 
     folder = open_run(settings, resume=resume)
     with _watched(settings, to_stderr=as_json, folder=folder) as observer:
-        from thundersyncrl.build import train_run
+        from thundersyncrl.runs import train_run
 
         summary = dict(train_run(settings, resume=resume, sink=observer))
     if started_at:
@@ -97,7 +97,7 @@ def sft(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False
 
     folder = open_run(settings, resume=False)
     with _watched(settings, to_stderr=as_json, folder=folder) as observer:
-        from thundersyncrl.build import sft_run
+        from thundersyncrl.runs import sft_run
 
         summary = dict(sft_run(settings, observer))
     folder.write_summary(summary)
@@ -124,7 +124,7 @@ def evaluate(
     if settings.evaluation is None:
         raise ConfigError(f'expected an [evaluation] section, got "none" (in {config}); remove that line')
     with _watched(settings, to_stderr=as_json) as observer:
-        from thundersyncrl.build import eval_run
+        from thundersyncrl.runs import eval_run
 
         summary = dict(eval_run(settings, checkpoint=checkpoint, observer=observer))
     _print_json(summary)
@@ -150,7 +150,7 @@ def rollout(
     if output.exists():
         raise ConfigError(f"expected a new file, got one that exists ({output}); choose another with --output")
     with _watched(settings, to_stderr=as_json) as observer:
-        from thundersyncrl.build import rollout_run
+        from thundersyncrl.runs import rollout_run
 
         summary = dict(rollout_run(settings, num=num, output=output, observer=observer))
     _print_json(summary)

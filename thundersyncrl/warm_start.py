@@ -15,7 +15,8 @@ from thundersyncrl.algorithms.weights import Normalizer
 from thundersyncrl.config import LearnerConfig, WarmStartConfig
 from thundersyncrl.environments.environment import EnvironmentFactory
 from thundersyncrl.environments.task_order import TaskOrder
-from thundersyncrl.learner.learner import Learner, Objective, WorkLimits
+from thundersyncrl.learner.learner import Learner
+from thundersyncrl.learner.objective import Objective, WorkLimits
 from thundersyncrl.learner.optimizer import PolicyOptimizer
 from thundersyncrl.learner.policy import Policy
 from thundersyncrl.observe.observer import Observer

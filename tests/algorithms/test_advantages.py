@@ -96,15 +96,11 @@ def test_the_declared_class_holds_on_random_rewards(name: str, seed: int) -> Non
     check_promise(estimator, make_groups(rewards_for(estimator, rng, shape), rng.integers(0, 40, shape)), 0.3)
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in EXPECTED if get_estimator(n).reward_domain is not RewardDomain.BINARY]
-)
+@pytest.mark.parametrize("name", [n for n in EXPECTED if get_estimator(n).reward_domain is not RewardDomain.BINARY])
 def test_the_declared_class_holds_at_a_large_offset(name: str) -> None:
     rng = np.random.default_rng(3)
     for _ in range(50):
-        check_promise(
-            get_estimator(name), make_groups(10000 + rng.random((4, 8)), rng.integers(1, 40, (4, 8))), 9999.5
-        )
+        check_promise(get_estimator(name), make_groups(10000 + rng.random((4, 8)), rng.integers(1, 40, (4, 8))), 9999.5)
 
 
 @pytest.mark.parametrize("name", [n for n in EXPECTED if get_estimator(n).coefficient in GROUP_CLASSES])
@@ -168,9 +164,7 @@ def test_a_tie_broken_by_length_is_arbitrary_and_not_by_value() -> None:
     assert ranked([group], 0.0) == [[0.5, -0.5, 1.5, -1.5]]
     check_promise(Estimator(name="rank", coefficient=CoefficientClass.ARBITRARY, advantages=ranked), [group])
     with pytest.raises(CoefficientClassError, match="by_value"):
-        check_promise(
-            Estimator(name="rank", coefficient=CoefficientClass.BY_VALUE, advantages=ranked), [group]
-        )
+        check_promise(Estimator(name="rank", coefficient=CoefficientClass.BY_VALUE, advantages=ranked), [group])
 
 
 def test_baselines_reach_the_estimators_that_ask_for_one() -> None:
@@ -239,10 +233,6 @@ def test_a_misspelt_name_gets_the_closest_one() -> None:
 def test_the_algorithms_need_neither_torch_nor_transformers() -> None:
     modules = "advantages coefficient_check shaping weights"
     imports = "; ".join(f"import thundersyncrl.algorithms.{module}" for module in modules.split())
-    code = (
-        f"import sys; {imports}; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
+    code = f"import sys; {imports}; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from thundersyncrl.algorithms.batch_relative import inverse_deviation, whitened
 from thundersyncrl.algorithms.estimator import GroupRewards
 
-steps = st.lists(
-    st.lists(st.integers(0, 64).map(lambda n: n / 64), min_size=1, max_size=6), min_size=1, max_size=5
-)
+steps = st.lists(st.lists(st.integers(0, 64).map(lambda n: n / 64), min_size=1, max_size=6), min_size=1, max_size=5)
 
 
 def make_groups(rewards: list[list[float]]) -> list[GroupRewards]:

@@ -24,9 +24,7 @@ finite = st.floats(-1e6, 1e6, allow_subnormal=False)
 
 
 @pytest.mark.parametrize("coefficient", AFFINE)
-@given(
-    rewards=st.lists(finite, min_size=1, max_size=12), alpha=st.floats(-100, 100), beta=st.floats(-100, 100)
-)
+@given(rewards=st.lists(finite, min_size=1, max_size=12), alpha=st.floats(-100, 100), beta=st.floats(-100, 100))
 def test_any_affine_advantages_pass(
     coefficient: CoefficientClass, rewards: list[float], alpha: float, beta: float
 ) -> None:

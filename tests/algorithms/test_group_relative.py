@@ -53,10 +53,7 @@ def brute_force(name: str, rewards: list[float]) -> Any:
     if name == "leave_one_out_normalized":
         stds = [o.std(ddof=1) if len(o) > 1 and np.ptp(o) > 0 else 0.0 for o in others]
         return np.array(
-            [
-                (x - o.mean()) / (s + 1e-6) if s > 0 else x - o.mean()
-                for x, o, s in zip(r, others, stds, strict=True)
-            ]
+            [(x - o.mean()) / (s + 1e-6) if s > 0 else x - o.mean() for x, o, s in zip(r, others, stds, strict=True)]
         )
     return (r - r.mean()) / r.mean() if r.mean() > 0 else np.zeros_like(r)
 
@@ -124,9 +121,7 @@ def test_large_offsets_keep_the_accuracy_of_the_differences() -> None:
 
 
 @given(rewards=rewards_lists, data=st.data())
-def test_length_weighted_baseline_is_the_length_weighted_mean(
-    rewards: list[float], data: st.DataObject
-) -> None:
+def test_length_weighted_baseline_is_the_length_weighted_mean(rewards: list[float], data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(0, 50), min_size=len(rewards), max_size=len(rewards)))
     assume(sum(lengths) > 0)
     expected = np.asarray(rewards) - np.average(rewards, weights=lengths)
@@ -137,9 +132,7 @@ def test_the_reward_of_an_empty_trajectory_counts_in_the_baseline() -> None:
     """Case H-13: lengths 1, 0, 2, 3 and rewards 0, 0, 1, 1; the baseline is 1/2 and not 2/3."""
     assert centered([0.0, 0.0, 1.0, 1.0]) == [-0.5, -0.5, 0.5, 0.5]
     # Except where the baseline is weighted by length.
-    assert length_weighted([0.0, 0.0, 1.0, 1.0], [1, 0, 2, 3]) == pytest.approx(
-        [-5 / 6, -5 / 6, 1 / 6, 1 / 6]
-    )
+    assert length_weighted([0.0, 0.0, 1.0, 1.0], [1, 0, 2, 3]) == pytest.approx([-5 / 6, -5 / 6, 1 / 6, 1 / 6])
 
 
 def test_length_weighting_of_a_group_without_tokens_falls_on_the_mean() -> None:

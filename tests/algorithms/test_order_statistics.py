@@ -41,9 +41,7 @@ def max_at_k_over_subsets(rewards: list[float], k: int) -> list[float]:
 @given(rewards=st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=9), data=st.data())
 def test_pass_at_k_equals_brute_force(rewards: list[float], data: st.DataObject) -> None:
     k = data.draw(st.integers(1, len(rewards)))
-    np.testing.assert_allclose(
-        pass_at_k(rewards, k=k), pass_at_k_over_subsets(rewards, k), rtol=0, atol=1e-12
-    )
+    np.testing.assert_allclose(pass_at_k(rewards, k=k), pass_at_k_over_subsets(rewards, k), rtol=0, atol=1e-12)
 
 
 @given(rewards=st.lists(st.integers(-8, 8).map(lambda n: n / 4), min_size=2, max_size=8), data=st.data())

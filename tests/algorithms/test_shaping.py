@@ -23,9 +23,7 @@ from thundersyncrl.errors import ConfigError, ContractError, NumericsError
 @given(length=st.integers(0, 400), buffer=st.integers(1, 200))
 def test_overlong_penalty_is_piecewise_linear(length: int, buffer: int) -> None:
     expected = np.interp(length, [200 - buffer, 200], [0.0, -1.0])
-    assert overlong_penalty(length, max_length=200, buffer=buffer) == pytest.approx(
-        float(expected), abs=1e-12
-    )
+    assert overlong_penalty(length, max_length=200, buffer=buffer) == pytest.approx(float(expected), abs=1e-12)
 
 
 def test_overlong_penalty_begins_with_the_first_token_of_its_buffer() -> None:

@@ -71,9 +71,7 @@ def make_step(rng: np.random.Generator, rewards: Sequence[Sequence[float]]) -> t
         lengths = rng.integers(1, 7, len(group))
         groups.append(
             [
-                Rollout(
-                    states=rng.integers(0, NUM_STATES, n), tokens=rng.integers(0, NUM_TOKENS, n), reward=r
-                )
+                Rollout(states=rng.integers(0, NUM_STATES, n), tokens=rng.integers(0, NUM_TOKENS, n), reward=r)
                 for n, r in zip(lengths, group, strict=True)
             ]
         )
@@ -93,8 +91,7 @@ def package_gradient(
     """Return the gradient as the package defines it: late coefficients on score gradients, one division."""
     estimator = get_estimator(name)
     rewards = [
-        GroupRewards(rewards_G=tuple(r.reward for r in g), lengths_G=tuple(len(r.tokens) for r in g))
-        for g in groups
+        GroupRewards(rewards_G=tuple(r.reward for r in g), lengths_G=tuple(len(r.tokens) for r in g)) for g in groups
     ]
     advantages = estimator.advantages(rewards, baseline)
     total, counted = np.zeros_like(theta), list[int]()
@@ -126,9 +123,7 @@ def others_mean(r: Array) -> Array:
     return np.array([np.delete(r, i).mean() for i in range(len(r))])
 
 
-def clipped_term(
-    theta: Array, old: Array, rollout: Rollout, advantage: float, low: float, high: float
-) -> Array:
+def clipped_term(theta: Array, old: Array, rollout: Rollout, advantage: float, low: float, high: float) -> Array:
     """Return [T] min(ratio * A, clip(ratio) * A)."""
     ratio = np.exp(logprobs(theta, rollout) - logprobs(old, rollout))
     return np.minimum(ratio * advantage, np.clip(ratio, 1 - low, 1 + high) * advantage)
@@ -142,9 +137,7 @@ def grpo_surrogate(theta: Array, old: Array, groups: Groups) -> float:
     return float(
         np.mean(
             [
-                np.mean(
-                    [clipped_term(theta, old, r, a, 0.2, 0.2).mean() for r, a in zip(g, adv, strict=True)]
-                )
+                np.mean([clipped_term(theta, old, r, a, 0.2, 0.2).mean() for r, a in zip(g, adv, strict=True)])
                 for g, adv in ((g, grpo_advantages(g)) for g in groups)
             ]
         )
@@ -157,9 +150,7 @@ def grpo_sample_surrogate(theta: Array, old: Array, groups: Groups) -> float:
         r = group_rewards(g)
         advantages = (r - r.mean()) / (r.std(ddof=1) + 1e-4)
         values.append(
-            np.mean(
-                [clipped_term(theta, old, x, a, 0.2, 0.2).mean() for x, a in zip(g, advantages, strict=True)]
-            )
+            np.mean([clipped_term(theta, old, x, a, 0.2, 0.2).mean() for x, a in zip(g, advantages, strict=True)])
         )
     return float(np.mean(values))
 
@@ -169,9 +160,7 @@ def grpo_clipped_surrogate(theta: Array, old: Array, groups: Groups) -> float:
     for g in groups:
         advantages = np.clip(grpo_advantages(g), -2, 2)
         values.append(
-            np.mean(
-                [clipped_term(theta, old, x, a, 0.2, 0.2).mean() for x, a in zip(g, advantages, strict=True)]
-            )
+            np.mean([clipped_term(theta, old, x, a, 0.2, 0.2).mean() for x, a in zip(g, advantages, strict=True)])
         )
     return float(np.mean(values))
 
@@ -196,9 +185,7 @@ def dr_grpo_surrogate(theta: Array, old: Array, groups: Groups) -> float:
     return float(np.mean(values))
 
 
-def token_mean(
-    theta: Array, old: Array, groups: Groups, advantages: list[Array], low: float, high: float
-) -> float:
+def token_mean(theta: Array, old: Array, groups: Groups, advantages: list[Array], low: float, high: float) -> float:
     pairs = [(x, a) for g, adv in zip(groups, advantages, strict=True) for x, a in zip(g, adv, strict=True)]
     terms = [clipped_term(theta, old, x, a, low, high) for x, a in pairs]
     return float(np.concatenate(terms).mean())
@@ -262,9 +249,7 @@ def rloo_surrogate(theta: Array, old: Array, groups: Groups) -> float:
 
 def opo_surrogate(theta: Array, old: Array, groups: Groups) -> float:
     baselines = [np.average(group_rewards(g), weights=[len(x.tokens) for x in g]) for g in groups]
-    return sequence_mean(
-        theta, groups, [group_rewards(g) - b for g, b in zip(groups, baselines, strict=True)]
-    )
+    return sequence_mean(theta, groups, [group_rewards(g) - b for g, b in zip(groups, baselines, strict=True)])
 
 
 def maxrl_surrogate(theta: Array, old: Array, groups: Groups) -> float:
@@ -304,12 +289,7 @@ def pass_at_k_surrogate(theta: Array, old: Array, groups: Groups) -> float:
         best = np.array([r[part].max() for part in parts])
         whitened = (best - best.mean()) / best.std() if best.std() > 0 else np.zeros_like(best)
         advantages.append(
-            np.array(
-                [
-                    np.mean([w for w, part in zip(whitened, parts, strict=True) if part[i]])
-                    for i in range(len(g))
-                ]
-            )
+            np.array([np.mean([w for w, part in zip(whitened, parts, strict=True) if part[i]]) for i in range(len(g))])
         )
     return token_mean(theta, old, groups, advantages, 0.2, 0.2)
 
@@ -450,9 +430,7 @@ def test_rloo_is_an_unbiased_gradient_of_the_expected_reward(size: int) -> None:
 def test_fixed_baselines_are_unbiased(name: str) -> None:
     theta, rewards = np.array([0.3, -0.2, 0.1]), np.array([0.2, 1.0, -0.5])
     expected = objective_gradient(theta, lambda p: float(p @ rewards))
-    np.testing.assert_allclose(
-        expected_gradient(theta, 2, estimate(name), rewards), expected, rtol=0, atol=1e-9
-    )
+    np.testing.assert_allclose(expected_gradient(theta, 2, estimate(name), rewards), expected, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(("size", "k"), [(2, 2), (4, 2), (4, 3), (4, 4)])
@@ -460,9 +438,7 @@ def test_best_of_k_is_an_unbiased_gradient_of_the_expected_best(size: int, k: in
     theta, rewards = np.array([0.3, -0.2, 0.1]), np.array([0.2, 1.0, -0.5])
 
     def best(p: Array) -> float:
-        return float(
-            sum(np.prod(p[list(t)]) * max(rewards[i] for i in t) for t in product(range(len(p)), repeat=k))
-        )
+        return float(sum(np.prod(p[list(t)]) * max(rewards[i] for i in t) for t in product(range(len(p)), repeat=k)))
 
     got = expected_gradient(theta, size, lambda r: max_at_k(r, k=k), rewards)
     np.testing.assert_allclose(got, objective_gradient(theta, best), rtol=0, atol=1e-9)

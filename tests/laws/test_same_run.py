@@ -102,8 +102,6 @@ def test_dynamic_sampling_replaces_uniform_groups_under_the_same_version():
     assert largest_difference(result.parameters, batch.parameters) <= 1e-10
 
 
-
-
 class HalfUniform(VowelWorld):
     """Tasks with an even number give everybody reward 1."""
 

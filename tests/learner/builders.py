@@ -14,7 +14,8 @@ from tests.toys import tiny_model
 from thundersyncrl.algorithms.estimator import Estimator, GroupRewards, get_estimator
 from thundersyncrl.algorithms.weights import Normalizer
 from thundersyncrl.config import LoraConfig
-from thundersyncrl.learner.learner import Learner, Objective, WorkLimits
+from thundersyncrl.learner.learner import Learner
+from thundersyncrl.learner.objective import Objective, WorkLimits
 from thundersyncrl.learner.policy import Policy, make_norms_exact, make_policy
 from thundersyncrl.records import Outcome, Status, Task, Trajectory, TrajectoryId, Turn
 

@@ -83,9 +83,7 @@ def register(estimator: Estimator) -> Estimator:
     """
     taken = _REGISTRY.get(estimator.name)
     if taken is not None and taken is not estimator:
-        raise ConfigError(
-            f"expected a new estimator name, got {estimator.name!r}, which is registered; choose another"
-        )
+        raise ConfigError(f"expected a new estimator name, got {estimator.name!r}, which is registered; choose another")
     _REGISTRY[estimator.name] = estimator
     return estimator
 
@@ -103,9 +101,7 @@ def get_estimator(name: str) -> Estimator:
     if name not in _REGISTRY:
         close = difflib.get_close_matches(name, _REGISTRY, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else "."
-        raise ConfigError(
-            f"expected a registered estimator, got {name!r}{hint} Known: {', '.join(sorted(_REGISTRY))}"
-        )
+        raise ConfigError(f"expected a registered estimator, got {name!r}{hint} Known: {', '.join(sorted(_REGISTRY))}")
     return _REGISTRY[name]
 
 

@@ -65,9 +65,7 @@ def deviation(values: Sequence[float], *, sample: bool = False) -> float:
     return math.hypot(*centered(values)) / math.sqrt(count)
 
 
-def normalized(
-    rewards_G: Sequence[float], *, epsilon: float = TRL_EPSILON, sample: bool = False
-) -> list[float]:
+def normalized(rewards_G: Sequence[float], *, epsilon: float = TRL_EPSILON, sample: bool = False) -> list[float]:
     """Return GRPO's advantages: A_i = (r_i - mean) / (std + epsilon).
 
     Args:

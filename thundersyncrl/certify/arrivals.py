@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from thundersyncrl.certify.cases import Batch
-from thundersyncrl.learner.learner import Learner, WorkLimits
+from thundersyncrl.learner.learner import Learner
+from thundersyncrl.learner.objective import WorkLimits
 from thundersyncrl.records import TrajectoryId
 
 

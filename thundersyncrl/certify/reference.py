@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from thundersyncrl.algorithms.estimator import CoefficientClass, GroupRewards
 from thundersyncrl.certify.cases import Batch
-from thundersyncrl.learner.learner import Objective
+from thundersyncrl.learner.objective import Objective
 from thundersyncrl.learner.policy import Policy, make_norms_exact
 from thundersyncrl.records import Trajectory, TrajectoryId
 

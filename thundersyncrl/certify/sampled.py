@@ -51,7 +51,7 @@ def sample_groups(
     Raises:
         ConfigError: nothing came that has a gradient.
     """
-    from thundersyncrl.build import rollout_run
+    from thundersyncrl.runs import rollout_run
 
     short = {
         "group_size": group_size,

@@ -12,7 +12,8 @@ from torch import Tensor
 from thundersyncrl.algorithms.own_reward import RunningMean
 from thundersyncrl.certify.arrivals import arrivals, limits_of_order, play
 from thundersyncrl.certify.cases import Batch
-from thundersyncrl.learner.learner import Learner, Objective
+from thundersyncrl.learner.learner import Learner
+from thundersyncrl.learner.objective import Objective
 from thundersyncrl.learner.optimizer import PolicyOptimizer
 from thundersyncrl.learner.policy import Policy
 from thundersyncrl.learner.queue import WorkClass

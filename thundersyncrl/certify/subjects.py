@@ -16,7 +16,7 @@ from thundersyncrl.algorithms.weights import choose_normalizer
 from thundersyncrl.certify.cases import Batch, RewardKind, drawn_batch, tiny_batch, tiny_trajectories
 from thundersyncrl.certify.sampled import sample_groups
 from thundersyncrl.config import Config, LoraConfig
-from thundersyncrl.learner.learner import Objective
+from thundersyncrl.learner.objective import Objective
 from thundersyncrl.learner.policy import DTYPES, Policy, load_policy, make_policy
 from thundersyncrl.records import Trajectory
 

@@ -12,69 +12,28 @@ Who waits for what:
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from thundersyncrl.algorithms.coefficient_check import check_known
-from thundersyncrl.algorithms.estimator import CoefficientClass, Estimator, GroupRewards
+from thundersyncrl.algorithms.estimator import CoefficientClass, GroupRewards
 from thundersyncrl.algorithms.own_reward import RunningMean
 from thundersyncrl.algorithms.shaping import reward_spread
-from thundersyncrl.algorithms.weights import Normalizer, truncated_importance
+from thundersyncrl.algorithms.weights import truncated_importance
 from thundersyncrl.errors import NumericsError, PhaseError, StaleWorkError
 from thundersyncrl.learner.branch import BranchTokens, branch_tokens
 from thundersyncrl.learner.ledger import Coefficients, Ledger
+from thundersyncrl.learner.objective import Objective, WorkLimits
 from thundersyncrl.learner.optimizer import PolicyOptimizer
 from thundersyncrl.learner.policy import Policy
 from thundersyncrl.learner.prompt import Prompt
 from thundersyncrl.learner.queue import GroupWork, Pack, WorkClass, WorkQueue
 from thundersyncrl.learner.scoring import Scores, score_pack
+from thundersyncrl.learner.tally import Tally
 from thundersyncrl.records import GroupId, Trajectory, TrajectoryId
-
-RewardShaper = Callable[[BranchTokens, float], float]
-"""(branch, verifier's reward) -> reward that is compared; runs in the compute thread, may score a reference."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Objective:
-    """What one step maximises: (1 / divisor) sum_i A_i sum_t w_it log pi(a_it)."""
-
-    estimator: Estimator
-    normalizer: Normalizer
-    temperature: float = 1.0
-    importance_cap: float | None = None
-    shape_reward: RewardShaper | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkLimits:
-    """How learner work is cut."""
-
-    stream: str = "trajectory"
-    pack_tokens: int = 2048
-    graph_tokens: int = 4096
-    """Prompt tokens whose graphs may wait for their walk; further prompts run forward again."""
-    max_open_groups: int = 64
-    max_mismatch: float | None = None
-    compare_behavior: bool = True
-    """Measure learner against behavior log-probs; off for supervised transcripts, which nobody sampled."""
-
-
-@dataclass(slots=True)
-class _Tally:
-    """Counters of one step."""
-
-    packs: Counter[str] = field(default_factory=Counter[str])
-    tokens: int = 0
-    trajectories: Counter[str] = field(default_factory=Counter[str])
-    mismatch_max: float = 0.0
-    mismatch_sum: float = 0.0
-    mismatch_tokens: int = 0
-    logprob_sum: float = 0.0
-    busy_s: float = 0.0
 
 
 class Learner:
@@ -104,8 +63,7 @@ class Learner:
         self._prompts: dict[GroupId, Prompt] = {}
         self._closed: dict[GroupId, GroupWork] = {}
         self._counters: list[int] | None = None
-        self._tally = _Tally()
-        self._num_announced = 0
+        self._tally = Tally()
         self._num_lost = 0
         self._is_sealed = False
 
@@ -115,8 +73,8 @@ class Learner:
         """Start the step of the current version."""
         self._ledger.begin(self.version)
         self._queue.clear()
-        self._prompts, self._closed, self._tally = {}, {}, _Tally()
-        self._num_announced = self._num_lost = 0
+        self._prompts, self._closed, self._tally = {}, {}, Tally()
+        self._num_lost = 0
         self._is_sealed = False
         self._counters = [p._version for p in self._parameters]
 
@@ -125,7 +83,6 @@ class Learner:
         if self._is_sealed:
             raise PhaseError(f"expected groups before the step is sealed, got {group} after it")
         ids = tuple(members)
-        self._num_announced += len(ids)
         self._ledger.open_group(group, ids)
         self._queue.open_group(group, ids)
 
@@ -217,7 +174,7 @@ class Learner:
     # -- work --------------------------------------------------------------------------------------------------
 
     def _may_buffer(self, group: GroupId) -> bool:
-        return group in self._prompts or self._ledger.num_buffered_groups < self._limits.max_open_groups
+        return self._ledger.holds_buffers(group) or self._ledger.num_buffered_groups < self._limits.max_open_groups
 
     @property
     def has_work(self) -> bool:
@@ -249,43 +206,19 @@ class Learner:
         inputs = [*self._parameters, *(t for group in leaves.values() for t in group)]
         gradients = torch.autograd.grad(objective, inputs, allow_unused=True, materialize_grads=True)
         self._file(pack, gradients, {g: len(t) for g, t in leaves.items()})
-        self._tally.packs[pack.work_class] += 1
-        self._tally.trajectories[pack.work_class] += len(pack.branches)
-        self._tally.tokens += pack.num_tokens
+        self._tally.count(pack)
 
     def _weighted(self, scores: Scores) -> Tensor:
         """Return sum_t w_t log pi_t of one branch; the weights are detached, so the sum stays linear in the score."""
         logprobs, branch = scores.logprobs, scores.branch
         detached = logprobs.detach()
-        if not bool(torch.isfinite(detached).all()):
-            raise NumericsError(
-                f"expected finite log-probs, got {detached[~torch.isfinite(detached)][0]} ({branch.id})"
-            )
-        self._measure(branch, detached)
+        self._tally.measure(branch, detached, compare=self._limits.compare_behavior, bound=self._limits.max_mismatch)
         weight = self._objective.normalizer.token_weight(len(branch.target_ids))
         cap = self._objective.importance_cap
         if cap is None:
             return logprobs.sum() * weight
         ratios = truncated_importance(detached.tolist(), branch.behavior_logprobs, cap)
         return (logprobs * torch.tensor(ratios, dtype=logprobs.dtype, device=logprobs.device)).sum() * weight
-
-    def _measure(self, branch: BranchTokens, logprobs: Tensor) -> None:
-        tally = self._tally
-        tally.logprob_sum += float(logprobs.sum())
-        tally.mismatch_tokens += len(branch.target_ids)
-        if not self._limits.compare_behavior:
-            return
-        behavior = torch.tensor(branch.behavior_logprobs, dtype=torch.float64)
-        difference = (logprobs.detach().double().cpu() - behavior).abs()
-        worst = float(difference.max())
-        tally.mismatch_max = max(tally.mismatch_max, worst)
-        tally.mismatch_sum += float(difference.sum())
-        bound = self._limits.max_mismatch
-        if bound is not None and not worst <= bound:
-            raise NumericsError(
-                f"expected learner and behavior log-probs within {bound} nats, got {worst:.3g} ({branch.id}); "
-                "the engine samples from other weights or another temperature than the learner scores with"
-            )
 
     def _file(self, pack: Pack, gradients: Sequence[Tensor], num_leaves: Mapping[GroupId, int]) -> None:
         """Put a pack's gradient where its class belongs."""
@@ -314,7 +247,7 @@ class Learner:
             waiting = sum(len(p.token_ids) for p in self._prompts.values() if p.keeps_graph)
             keep = waiting + len(branch.prefix_ids) <= self._limits.graph_tokens
             self._prompts[group] = Prompt(self.policy, branch.prefix_ids, keep_graph=keep)
-            self._tally.tokens += len(branch.prefix_ids)
+            self._tally.num_tokens += len(branch.prefix_ids)
         return self._prompts[group]
 
     def _closable(self) -> list[GroupWork]:
@@ -375,7 +308,6 @@ class Learner:
         self._counters = None
         metrics = self._metrics(groups, norm)
         self._update_baseline(groups)
-        metrics["learner_busy_s"] = self._tally.busy_s
         metrics["optimizer_s"] = time.perf_counter() - started
         return metrics
 
@@ -411,24 +343,16 @@ class Learner:
         self.running_mean = self.running_mean.extended(rewards)
 
     def _metrics(self, groups: Sequence[GroupWork], norm: float) -> dict[str, float]:
-        tally = self._tally
-        scored = max(tally.mismatch_tokens, 1)
-        survivors = sum(len(g.survivors) for g in groups)
+        survivors = {m for g in groups for m in g.survivors}
         dropped = sum(len(g.survivors) for g in groups if len(g.survivors) < self._min_size)
         return {
             "gradient_norm": norm,
             "learning_rate": self.optimizer.learning_rate,
-            "mismatch_max": tally.mismatch_max,
-            "mismatch_mean": tally.mismatch_sum / scored,
-            "logprob_mean": tally.logprob_sum / scored,
-            "num_survivors": float(survivors - dropped),
+            "num_survivors": float(len(survivors) - dropped),
             "num_dropped": float(dropped),
             "num_lost": float(self._num_lost),
-            "num_skipped": float(survivors - sum(tally.trajectories.values())),
-            "learner_tokens": float(tally.tokens),
             **self._spread(groups),
-            **{f"num_{c}_packs": float(tally.packs[c]) for c in WorkClass},
-            **{f"num_{c}_trajectories": float(tally.trajectories[c]) for c in WorkClass},
+            **self._tally.metrics(survivors),
         }
 
     @staticmethod

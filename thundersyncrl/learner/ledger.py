@@ -196,7 +196,12 @@ class Ledger:
     @property
     def num_buffered_groups(self) -> int:
         """Open groups that hold gradient-sized buffers."""
-        return sum(bool(g.held) or g.folded.is_filled for g in self._groups.values())
+        return sum(self.holds_buffers(g) for g in self._groups)
+
+    def holds_buffers(self, group_id: GroupId) -> bool:
+        """Return whether an open group holds gradient-sized buffers."""
+        group = self._groups.get(group_id)
+        return group is not None and (bool(group.held) or group.folded.is_filled)
 
     def hold(self, member: TrajectoryId, source: Iterable[Tensor], *, version: int) -> None:
         """Keep the source of a trajectory whose reward isn't known yet; `bind` folds it."""

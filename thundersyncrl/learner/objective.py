@@ -1,0 +1,38 @@
+"""What a step maximises, and how its gradient work is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from thundersyncrl.algorithms.estimator import Estimator
+from thundersyncrl.algorithms.weights import Normalizer
+from thundersyncrl.learner.branch import BranchTokens
+
+RewardShaper = Callable[[BranchTokens, float], float]
+"""(branch, verifier's reward) -> reward that is compared; runs in the compute thread, may score a reference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """What one step maximises: (1 / divisor) sum_i A_i sum_t w_it log pi(a_it)."""
+
+    estimator: Estimator
+    normalizer: Normalizer
+    temperature: float = 1.0
+    importance_cap: float | None = None
+    shape_reward: RewardShaper | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkLimits:
+    """How learner work is cut."""
+
+    stream: str = "trajectory"
+    pack_tokens: int = 2048
+    graph_tokens: int = 4096
+    """Prompt tokens whose graphs may wait for their walk; further prompts run forward again."""
+    max_open_groups: int = 64
+    max_mismatch: float | None = None
+    compare_behavior: bool = True
+    """Measure learner against behavior log-probs; off for supervised transcripts, which nobody sampled."""
