@@ -1,6 +1,6 @@
 """Writes docs/configuration.md from the fields of the config tree; with --check, fails when the page is old.
 
-    python scripts/document_config.py [--check]
+python scripts/document_config.py [--check]
 """
 
 from __future__ import annotations

@@ -144,7 +144,8 @@ class _PackedLinear(nn.Module):
     def refresh(self) -> None:
         weight = self._source.weight()
         if self.weight.shape != weight.shape:
-            self.weight = torch.empty_like(weight, dtype=self._dtype)
+            # input-major memory: 1.1 to 1.2 times as fast for 8 to 64 rows in float32 on a CPU
+            self.weight = torch.empty(weight.shape[::-1], dtype=self._dtype, device=weight.device).t()
         self.weight.copy_(weight)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -165,7 +166,7 @@ def _packed_sources(decoder: nn.Module, dtype: torch.dtype) -> dict[str, _Source
 def _packed_source(module: nn.Module, dtype: torch.dtype) -> _Source | None:
     base = getattr(module, "base_layer", None)
     if isinstance(base, nn.Linear) and _is_lora(module):
-        # unmerged adapters made a step of 64 sequences (135M parameters, rank 16, two cores) 1.27 times as slow
+        # unmerged adapters made a step of 64 sequences (135M parameters, rank 16, two cores) 1.2 times as slow
         return _Source(weight=lambda: _merged(module), bias=base.bias)
     if isinstance(module, nn.Linear) and dtype is torch.bfloat16:
         # autocast would convert the whole weight again at each step

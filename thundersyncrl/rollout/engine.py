@@ -80,7 +80,7 @@ class Engine(Protocol):
         ...
 
     def cancel(self, request_id: str) -> None:
-        """End a live request now; its `sample` returns what there is, with finish CANCELLED. Unknown ids are ignored."""
+        """End a live request now; its `sample` returns what there is, finish CANCELLED. Unknown ids are ignored."""
         ...
 
     def release(self, session: str) -> None:
