@@ -1,12 +1,15 @@
 """Read task folders in Harbor's format, and refuse what the shell sandbox can't give before anything runs.
 
-    task.toml        limits, environment and metadata; `kind`, `difficulty` and `several_turns` are ours, in
-    [metadata] instruction.md   what the agent reads environment/     Dockerfile and what it copies; without a
-    Dockerfile everything in here lies in /app tests/test.sh    the verifier, which writes
-    /logs/verifier/reward.txt or reward.json solution/        solve.sh, the oracle; only needed to run it
+| part             | what it is                                                                                  |
+| ---------------- | ------------------------------------------------------------------------------------------- |
+| `task.toml`      | limits, environment and metadata; `kind`, `difficulty`, `several_turns` in [metadata] are ours |
+| `instruction.md` | what the agent reads                                                                        |
+| `environment/`   | Dockerfile and what it copies; without a Dockerfile everything in here lies in /app          |
+| `tests/test.sh`  | the verifier, which writes /logs/verifier/reward.txt or reward.json                          |
+| `solution/`      | solve.sh, the oracle; only needed to run it                                                  |
 
-Source: Harbor, task format, schema version 1.4 (https://www.harborframework.com/docs/tasks). Older spellings
-    are read too.
+Source: Harbor, task format, schema version 1.4 (https://www.harborframework.com/docs/tasks). Older spellings are
+read too.
 """
 
 from __future__ import annotations

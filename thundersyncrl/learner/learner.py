@@ -181,11 +181,17 @@ class Learner:
         """True when `run_once` would do something."""
         return bool(self._inbox) or self._queue.has_runnable(self._may_buffer) or bool(self._closable())
 
-    def run_once(self) -> None:
+    @property
+    def has_sure_work(self) -> bool:
+        """True when there is work that can't turn out to have been for nothing."""
+        runnable = self._queue.has_runnable(self._may_buffer, sure_only=True)
+        return bool(self._inbox) or runnable or bool(self._closable())
+
+    def run_once(self, *, sure_only: bool = False) -> None:
         """Read new events, run one pack, and close the groups that it completed."""
         started = time.perf_counter()
         self._absorb()
-        pack = self._queue.next_pack(self._may_buffer)
+        pack = self._queue.next_pack(self._may_buffer, sure_only=sure_only)
         if pack is not None:
             self._check_unchanged()
             self._run(pack)

@@ -64,6 +64,11 @@ class GroupWork:
         return len(self.rewards) == len(self.members) == len(self.branches)
 
     @property
+    def differs(self) -> bool:
+        """True when two rewards differ, so that the group can't end uniform any more."""
+        return len(set(self.rewards.values())) > 1
+
+    @property
     def survivors(self) -> list[TrajectoryId]:
         """Members with a reward, in member order."""
         return sorted(self.rewards)
@@ -160,18 +165,20 @@ class WorkQueue:
             if ready and work.pending:
                 yield work
 
-    def next_pack(self, may_buffer: Callable[[GroupId], bool]) -> Pack | None:
+    def next_pack(self, may_buffer: Callable[[GroupId], bool], *, sure_only: bool = False) -> Pack | None:
         """Return the pack to run now, in class order, or None.
 
         Args:
             may_buffer: whether a group may hold gradient buffers; if not, its work waits until it is final.
+            sure_only: nothing that may turn out to be for nothing. A group whose rewards are equal so far can still
+                end uniform, and its gradients are then dropped.
         """
         admitted = list(self._admitted())
         pack = self._final_pack(admitted)
         if pack is not None:
             return pack
-        open_groups = [g for g in admitted if may_buffer(g.id)]
-        return self._known_pack(open_groups) or self._content_pack(open_groups)
+        open_groups = [g for g in admitted if may_buffer(g.id) and (g.differs or not sure_only)]
+        return self._known_pack(open_groups) or (None if sure_only else self._content_pack(open_groups))
 
     def _final_pack(self, admitted: list[GroupWork]) -> Pack | None:
         items: list[tuple[BranchTokens, float]] = []
@@ -195,9 +202,7 @@ class WorkQueue:
             by_reward: dict[float, list[BranchTokens]] = {}
             for member in sorted(work.pending & work.rewards.keys()):
                 by_reward.setdefault(work.rewards[member], []).append(work.branches[member])
-            # a group whose rewards differ already can't end uniform: its work will not have been for nothing
-            differs = len(set(work.rewards.values())) > 1
-            bundles += [(differs, bundle) for bundle in by_reward.values()]
+            bundles += [(work.differs, bundle) for bundle in by_reward.values()]
         if not bundles:
             return None
         _, best = max(bundles, key=lambda b: (b[0], len(b[1])))
@@ -211,9 +216,18 @@ class WorkQueue:
                 return Pack(work_class=WorkClass.CONTENT, branches=(work.branches[member],), coefficients=(1.0,))
         return None
 
-    def has_runnable(self, may_buffer: Callable[[GroupId], bool]) -> bool:
+    def has_runnable(self, may_buffer: Callable[[GroupId], bool], *, sure_only: bool = False) -> bool:
         """Return whether `next_pack` has something to give."""
-        return any(work.pending & work.advantages.keys() or may_buffer(work.id) for work in self._admitted())
+        return any(
+            any(work.advantages.get(m) for m in work.pending)
+            or (may_buffer(work.id) and self._is_open(work, sure_only=sure_only))
+            for work in self._admitted()
+        )
+
+    @staticmethod
+    def _is_open(work: GroupWork, *, sure_only: bool) -> bool:
+        waiting = work.pending - work.advantages.keys()
+        return bool(waiting & work.rewards.keys()) and work.differs if sure_only else bool(waiting)
 
 
 def _fill(items: list[tuple[BranchTokens, float]], budget: int) -> list[tuple[BranchTokens, float]]:

@@ -13,7 +13,8 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from functools import partial
+from typing import Protocol, TypeVar
 
 from thundersyncrl.errors import WatchdogError
 from thundersyncrl.rollout.engine import Worker
@@ -21,11 +22,22 @@ from thundersyncrl.rollout.engine import Worker
 T = TypeVar("T")
 
 
+class Streamed(Worker, Protocol):
+    """A worker that can tell work which is sure to count from work that may be for nothing; the learner is one."""
+
+    @property
+    def has_sure_work(self) -> bool: ...
+
+    def run_once(self, *, sure_only: bool = False) -> None: ...
+
+
 class InlineRuntime:
     """Runs slices of engine and learner in turn.
 
     Both want the same cores. A decode step costs nearly the same for few sequences as for many, so the engine goes
-    first while its batch is full; once at least half of its sequences have ended or wait for tools, the learner does.
+    first while its batch is full. Once at least half of its sequences have ended or wait for tools, the learner goes
+    first with work that is sure to count; work that may turn out to be for nothing only fills time in which the engine
+    has nothing to do at all.
 
     Args:
         engine: samples.
@@ -33,7 +45,7 @@ class InlineRuntime:
         num_sequences: sequences that the engine runs or is about to run.
     """
 
-    def __init__(self, engine: Worker, learner: Worker, *, num_sequences: Callable[[], int]):
+    def __init__(self, engine: Worker, learner: Streamed, *, num_sequences: Callable[[], int]):
         self._engine = engine
         self._learner = learner
         self._num_sequences = num_sequences
@@ -41,8 +53,6 @@ class InlineRuntime:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="thundersync-compute")
         self._event = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.engine_busy_s = 0.0
-        self.learner_busy_s = 0.0
 
     def wake(self) -> None:
         """Say that there is new work. Callable from any thread."""
@@ -50,34 +60,26 @@ class InlineRuntime:
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._event.set)
 
-    def _next(self) -> Worker | None:
+    def _next(self) -> Callable[[], None] | None:
         if not self._engine.has_work:
             self._most_sequences = 0
-            return self._learner if self._learner.has_work else None
+            return self._learner.run_once if self._learner.has_work else None
         now = self._num_sequences()
         self._most_sequences = max(self._most_sequences, now)
-        is_thin = 2 * now <= self._most_sequences
-        return self._learner if is_thin and self._learner.has_work else self._engine
+        if 2 * now <= self._most_sequences and self._learner.has_sure_work:
+            return partial(self._learner.run_once, sure_only=True)
+        return self._engine.run_once
 
     async def serve(self) -> None:
         """Run slices until cancelled; an error of a slice ends it."""
         self._loop = asyncio.get_running_loop()
         while True:
             self._event.clear()
-            worker = self._next()
-            if worker is None:
+            slice_ = self._next()
+            if slice_ is None:
                 await self._event.wait()
-                continue
-            await self._slice(worker)
-
-    async def _slice(self, worker: Worker) -> None:
-        started = time.perf_counter()
-        await asyncio.get_running_loop().run_in_executor(self._thread, worker.run_once)
-        elapsed = time.perf_counter() - started
-        if worker is self._engine:
-            self.engine_busy_s += elapsed
-        else:
-            self.learner_busy_s += elapsed
+            else:
+                await self._loop.run_in_executor(self._thread, slice_)
 
     async def drain(self, *, limit_s: float = 3600.0) -> None:
         """Return when the learner has no work left.
