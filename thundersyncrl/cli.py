@@ -374,6 +374,8 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")  # a model may write what the terminal can't show
     # The display shows progress; bars of libraries would be drawn over it.
     os.environ.setdefault("TQDM_DISABLE", "1")
+    # OpenMP threads that spin while they wait slow each other down fourfold where sandboxes share their cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     termination = _Termination()
     try:
         app()
