@@ -58,7 +58,8 @@ class VowelWorld:
 class Recorder:
     """An observer that keeps what it hears."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_trajectories: bool = True) -> None:
+        self._keeps_trajectories = keeps_trajectories
         self.trajectories: list[Trajectory] = []
         self.reports: list[StepReport] = []
 
@@ -70,7 +71,8 @@ class Recorder:
         self.reports.append(report)
 
     def sample(self, trajectory: Trajectory, reward: float | None) -> None:
-        self.trajectories.append(trajectory)
+        if self._keeps_trajectories:
+            self.trajectories.append(trajectory)
 
     def evaluation(self, name: str, result: Any) -> None: ...
 
@@ -97,6 +99,7 @@ class RunSpec:
     folder: Path | None = None
     num_groups: int = 3
     group_size: int = 4
+    keeps_trajectories: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +141,7 @@ async def _run(spec: RunSpec) -> RunResult:
         WorkLimits(stream=spec.stream, pack_tokens=128, graph_tokens=64),
         PolicyOptimizer(policy.trained, spec.learner, total_steps=20),
     )
-    recorder = Recorder()
+    recorder = Recorder(keeps_trajectories=spec.keeps_trajectories)
     runtime = InlineRuntime(engine, learner, num_sequences=lambda: engine.stats.num_running + engine.stats.num_waiting)
     engine.on_work = runtime.wake
     tasks = [Task(id=f"t{i}", instruction=f"say {i}" * (i + 1)) for i in range(5)]

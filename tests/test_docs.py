@@ -33,7 +33,8 @@ def test_the_readmes_tree_is_the_tree() -> None:
 def test_every_estimator_has_its_row() -> None:
     page = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
     rows = set(re.findall(r"^\| `(\w+)` \| `(\w+)` \| `(\w+)` \|$", page, re.MULTILINE))
-    estimators = [get_estimator(name) for name in estimator_names()]
+    own = [name for name in estimator_names() if not name.startswith("test_")]  # other tests register theirs
+    estimators = [get_estimator(name) for name in own]
     assert {(e.name, e.coefficient.value, e.normalizer) for e in estimators} <= rows
 
 

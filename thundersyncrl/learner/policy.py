@@ -8,6 +8,7 @@ Shapes: T tokens, D width, V vocabulary.
 from __future__ import annotations
 
 import hashlib
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -146,7 +147,8 @@ def _with_adapters(model: nn.Module, lora: LoraConfig, seed: int) -> nn.Module:
     settings = PeftLora(
         r=lora.rank, lora_alpha=cast(int, lora.alpha), lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM"
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers by an old name; nothing for users
         torch.manual_seed(seed)
         return cast(nn.Module, get_peft_model(model, settings))  # pyright: ignore[reportArgumentType]
 
