@@ -147,8 +147,9 @@ def rollout(
         thundersyncrl rollout examples/shell/quickstart.toml --num 4 --output trajectories.jsonl
     """
     settings = load_config(config, overrides or [])
-    if output.exists():
-        raise ConfigError(f"expected a new file, got one that exists ({output}); choose another with --output")
+    from thundersyncrl.runtime.run_folder import check_new_file
+
+    check_new_file(output)
     with _watched(settings, to_stderr=as_json) as observer:
         from thundersyncrl.runs import rollout_run
 

@@ -266,7 +266,7 @@ class EvaluationConfig(_Section):
 class Config(_Section):
     """A whole run."""
 
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Seeds sampling, adapters and warm start."""
     data_seed: int | None = None
     """Seeds the order of tasks; None takes `seed`."""
@@ -317,7 +317,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"expected a readable config file, got {error} ({path})") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and deep nesting
         raise ConfigError(f"expected TOML, got a syntax error: {error} ({path})") from error
     try:
         return parse_config(data, overrides)
@@ -372,7 +372,7 @@ def _override_value(dotted: str, text: str) -> Any:
     annotation = next((key.field.annotation for key in keys_of(Config) if key.dotted == dotted), None)
     try:
         value = tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text.split(",") if get_origin(annotation) is tuple else text
     # `run=2024-05-01` and `model.path=7` are text, though TOML reads a date and a number.
     return text if annotation is str and not isinstance(value, str) else value

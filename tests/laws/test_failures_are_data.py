@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from typing import ClassVar
 
 import pytest
 
@@ -33,7 +34,7 @@ class NoVerdict(VowelWorld):
 class FirstCommandLost(VowelWorld):
     """The first world of each task breaks; a fresh try works."""
 
-    broken: set[str] = set()
+    broken: ClassVar[set[str]] = set()
 
     async def open(self) -> None:
         if self._task.id not in self.broken:

@@ -178,3 +178,11 @@ def test_a_folder_loads_as_the_model_it_holds(train: Any, tmp_path: Path) -> Non
 def test_a_model_that_is_not_there_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.path"):
         load_policy(ModelConfig(path=str(tmp_path / "nothing")))
+
+
+def test_a_model_that_takes_images_is_refused():
+    """Case H-34: images would reach the engine but not the training pass."""
+    model = tiny_model("llama")
+    model.config.vision_config = {"hidden_size": 8}
+    with pytest.raises(UnsupportedModelError, match="images"):
+        make_policy(model)

@@ -33,6 +33,9 @@ _PROGRAMS = {
     "xz-utils": "xz",
 }
 
+_NOT_A_NAME = re.compile(r"^-|[|&<>()`*?~\[]")
+"""An option, or what a shell would give a meaning."""
+
 _IMAGE = re.compile(r"(?:docker\.io/)?(?:library/)?(?P<name>[a-z0-9._/-]+)(?::[A-Za-z0-9._-]+)?(?:@sha256:[0-9a-f]+)?")
 
 
@@ -75,7 +78,10 @@ def read_dockerfile(file: Path) -> Build:
         TaskError: an instruction that the sandbox can't carry out, named with its line.
     """
     reader = _Reader(file)
-    for number, text in _instructions(file.read_text(encoding="utf-8")):
+    content = file.read_text(encoding="utf-8")
+    if "\0" in content:
+        raise TaskError(f"expected a Dockerfile of text, got a NUL character ({file})")
+    for number, text in _instructions(content):
         reader.carry_out(number, text)
     return reader.finish()
 
@@ -95,6 +101,10 @@ def _instructions(text: str) -> list[tuple[int, str]]:
         found.append((start, pending + stripped))
         pending, start = "", 0
     return [*found, (start, pending.strip())] if pending.strip() else found
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
 
 
 class _Reader:
@@ -118,7 +128,7 @@ class _Reader:
         elif self._num_images == 0:
             raise self._refuse(number, "a Dockerfile to begin with FROM", f"`{text[:60]}`")
         elif keyword == "WORKDIR":
-            self._workdir = self._absolute(self._fill(number, rest))
+            self._workdir = self._absolute(self._fill(number, _unquoted(rest)))
             self._folders.append(self._workdir)
         elif keyword == "ENV":
             self._env(number, rest)
@@ -150,7 +160,7 @@ class _Reader:
         words = self._split(number, rest)
         if words and "=" not in words[0]:  # the old form `ENV name value`
             name, _, value = rest.partition(" ")
-            words = [f"{name}={value.strip()}"]
+            words = [f"{name}={_unquoted(value.strip())}"]
         for word in words:
             name, equals, value = word.partition("=")
             if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
@@ -176,7 +186,7 @@ class _Reader:
                     self._apt(number, [option for option in options if not option.startswith("-")])
                 case ["rm", "-rf" | "-r" | "-fr", "/var/lib/apt/lists/*"]:
                     pass  # there are none
-                case ["mkdir", "-p", *folders] if folders:
+                case ["mkdir", "-p", *folders] if folders and not any(map(_NOT_A_NAME.search, folders)):
                     self._folders += [self._absolute(self._fill(number, folder)) for folder in folders]
                 case _:
                     raise self._refuse(
@@ -232,7 +242,10 @@ class _Reader:
         relative = posixpath.normpath(pattern.lstrip("/") or ".")
         if relative.startswith(".."):
             raise self._refuse(number, "sources inside of the build context", f"`{pattern}`")
-        found = [self._context] if relative == "." else sorted(self._context.glob(relative))
+        try:
+            found = [self._context] if relative == "." else sorted(self._context.glob(relative))
+        except ValueError as error:
+            raise self._refuse(number, "a pattern of file names", f"`{pattern}` ({error})") from error
         root = self._context.resolve()
         if not found:
             raise self._refuse(number, f"`{pattern}` in {self._context}", "no such file")
@@ -256,10 +269,11 @@ class _Reader:
                 raise self._refuse(number, "only variables set by ENV before", f"`{match.group()}`")
             return self._variables[name]
 
-        return re.sub(r"\$\{(?P<braced>[A-Za-z_]\w*)\}|\$(?P<bare>[A-Za-z_]\w*)", value, text.strip().strip("\"'"))
+        return re.sub(r"\$\{(?P<braced>[A-Za-z_]\w*)\}|\$(?P<bare>[A-Za-z_]\w*)", value, text)
 
     def _absolute(self, path: str) -> str:
-        return posixpath.normpath(posixpath.join(self._workdir, path))
+        # POSIX keeps two leading slashes apart from one; Linux doesn't.
+        return "/" + posixpath.normpath(posixpath.join(self._workdir, path)).lstrip("/")
 
     def finish(self) -> Build:
         if self._num_images == 0:

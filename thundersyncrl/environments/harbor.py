@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import posixpath
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,6 +56,7 @@ _REFUSED: Mapping[str, Mapping[str, str]] = {
         "environment": "an environment of its own",
     },
 }
+_MAX_NUMBER = 1e12  # more seconds or megabytes than there are
 _MEGABYTES = {"k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024.0}
 
 
@@ -116,9 +119,9 @@ def load_tasks(root: Path, *, kinds: Sequence[str] = ()) -> list[Task]:
     Raises:
         TaskError: as `load_task`; no tasks; two with the same id; a kind that no task is of.
     """
-    if not root.is_dir():
+    if not os.path.isdir(root):  # unlike Path.is_dir, also False for a name that is too long
         raise TaskError(f"expected a folder of task folders, got none at {root}; check the path")
-    tasks = sorted((load_task(folder) for folder in _task_folders(root)), key=lambda task: task.id)
+    tasks = sorted((load_task(folder) for folder in _task_folders(root, ())), key=lambda task: task.id)
     if not tasks:
         raise TaskError(f"expected task folders (with task.toml), got none below {root}; check the path")
     for first, second in itertools.pairwise(tasks):
@@ -134,14 +137,22 @@ def load_tasks(root: Path, *, kinds: Sequence[str] = ()) -> list[Task]:
     return [task for task in tasks if not kinds or task.kind in kinds]
 
 
-def _task_folders(folder: Path) -> Iterator[Path]:
-    for child in sorted(folder.iterdir()):
+def _task_folders(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
+    """Give the task folders below `folder`; a link back to one of those `above` is left out."""
+    here = folder.resolve()
+    if here in above:
+        return
+    try:
+        children = sorted(folder.iterdir())
+    except OSError as error:
+        raise TaskError(f"expected a folder that can be read, got {error}") from error
+    for child in children:
         if not child.is_dir() or child.name.startswith("."):
             continue
         if any((child / part).exists() for part in _PARTS):
             yield child
         else:
-            yield from _task_folders(child)
+            yield from _task_folders(child, (*above, here))
 
 
 def read_task(folder: Path) -> HarborTask:
@@ -156,7 +167,7 @@ def read_task(folder: Path) -> HarborTask:
     environment = settings.table("environment")
     build = _read_build(folder / "environment")
     _check_targets(folder, build)
-    workdir = environment.text("workdir") or build.workdir
+    workdir = environment.path("workdir") or build.workdir
     paths = [*build.folders, *(copy.target for copy in build.copies), workdir]
     return HarborTask(
         folder=folder,
@@ -191,11 +202,13 @@ def _read_text(file: Path) -> str:
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # also numbers of thousands of digits, and deep nesting
         raise TaskError(f"expected TOML, got {error} ({file})") from error
 
 
 def _read_build(environment: Path) -> Build:
+    if not environment.resolve().is_relative_to(environment.parent.resolve()):
+        raise TaskError(f"expected `environment` inside of the task folder, got a link out of it ({environment})")
     for name in _COMPOSE_FILES:
         if (environment / name).exists():
             raise TaskError(
@@ -299,25 +312,40 @@ class _Table:
     def number(self, key: str) -> float:
         """Return a positive number; infinity when it isn't there."""
         value = self._values.get(key, math.inf)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise self.refusal(key, "a positive number")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not (0 < value < _MAX_NUMBER or value == math.inf):
+            raise self.refusal(key, f"a positive number below {_MAX_NUMBER:g}")
         return float(value)
+
+    def path(self, key: str) -> str:
+        """Return an absolute path without detours; empty when it isn't there."""
+        value = self.text(key)
+        path = posixpath.normpath(value) if value else ""
+        if value and (not value.startswith("/") or "\0" in value or ".." in value.split("/")):
+            raise self.refusal(key, "an absolute path without `..`")
+        return f"/{path.lstrip('/')}" if path else ""
 
     def megabytes(self, key: str, older: str) -> float:
         """Return a size in MiB, from a number or from an older text such as "2G"; infinity when it isn't there."""
         if key in self._values or older not in self._values:
-            return self.number(key)
-        text = self.text(older).strip().lower().rstrip("ib")
-        try:
-            return float(text[:-1]) * _MEGABYTES[text[-1:]]
-        except (ValueError, KeyError):
-            raise self.refusal(older, 'a size such as "512M" or "2G"') from None
+            size = self.number(key)
+        else:
+            text, key = self.text(older).strip().lower().rstrip("ib"), older
+            try:
+                size = float(text[:-1]) * _MEGABYTES[text[-1:]]
+            except (ValueError, KeyError):
+                raise self.refusal(older, 'a size such as "512M" or "2G"') from None
+        if not size >= 1:  # a tmpfs of size 0 is one without limit
+            raise self.refusal(key, "at least one megabyte")
+        return size
 
     def variables(self, key: str) -> dict[str, str]:
         """Return environment variables; a reference to one of this machine's is refused."""
         for name, value in self.table(key)._values.items():
             if not isinstance(value, str):
                 raise self.refusal(key, f"texts (`{name}`)")
+            if not name or "=" in name or "\0" in name + value:
+                raise self.refusal(key, f"variables that a program can be given (`{name[:40]}`)")
             if "${" in value:
                 raise self.refusal(key, f"without reference to this machine's variables (`{name}`)")
         return dict(self.table(key)._values)

@@ -201,7 +201,7 @@ class Sandbox:
             raise PhaseError(f"expected an idle open sandbox, got {state} ({self._group_name})")
         output = BoundedOutput(limits.output_chars)
         arguments = [*self._mount_arguments(mounts), *self._variable_arguments(variables or {})]
-        arguments += ["--chdir", self._workdir, "--", "/bin/bash", "-c", self._first_process(limits), "bash"]
+        arguments += ["--chdir", "/", "--", "/bin/bash", "-c", self._first_process(limits), self._workdir]
         before = self._count()
         self._is_running, self._ended = True, asyncio.Event()
         try:
@@ -248,6 +248,9 @@ class Sandbox:
             lines.append(f"ulimit -u {limits.max_processes + 1}")
         if not self._isolation.has_tmpfs:
             lines.append(f"ulimit -f {max(1, self._limits.disk_bytes // 1024)}")
+        # Here rather than by bubblewrap: an agent may have removed or locked its working folder, which is no failure
+        # of ours. It is told so, and its command runs in /.
+        lines.append('cd -- "$0"')
         # What this shell itself has to say ("Killed") is about the command's shell, which the agent doesn't
         # know.
         return "; ".join([*lines, "exec 3>&2 2>/dev/null", '/bin/bash -c "$1" 2>&3 3>&-', "exit $?"])

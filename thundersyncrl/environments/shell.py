@@ -136,8 +136,8 @@ class ShellEnvironment:
             await in_thread(self._copy_files)
         except OSError as error:
             raise EnvironmentFailure(
-                f"expected the task's files to fit into a disk of {self._limits.disk_bytes} bytes, got {error} "
-                f"({self._task.id}); raise `environment.disk_mb`"
+                f"expected to copy the task's files to a disk of {self._limits.disk_bytes} bytes, got {error} "
+                f"({self._task.id}); correct the task, or raise `environment.disk_mb` if they don't fit"
             ) from error
 
     def _copy_files(self) -> None:
@@ -147,7 +147,7 @@ class ShellEnvironment:
             target = self._sandbox.place(copy.target)
             if target.is_dir() and not copy.source.is_dir():
                 target /= copy.source.name
-            storage.copy_in(copy.source, target)
+            storage.copy_in(copy.source, target, root=self._sandbox.place("/"))
         for folder in self._harbor.top_folders:
             self._sandbox.give_to_agent(self._sandbox.place(folder))
 
@@ -220,7 +220,7 @@ class ShellEnvironment:
         """Return a new folder that holds a copy of `source`; what is mounted can't be changed by a command."""
         size_bytes = storage.used_bytes(source) + GRADING_ROOM_BYTES
         folder = self._sandbox.new_side_folder(name, size_bytes=size_bytes)
-        storage.copy_in(source, folder / inner)
+        storage.copy_in(source, folder / inner, root=folder)
         for writable in ("logs", "home"):
             (folder / writable).mkdir()
         self._sandbox.give_to_agent(folder)

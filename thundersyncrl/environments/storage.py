@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,17 +160,30 @@ def used_bytes(folder: Path) -> int:
     return int(done.stdout.split()[0])
 
 
-def copy_in(source: Path, target: Path) -> None:
+def copy_in(source: Path, target: Path, *, root: Path) -> None:
     """Copy a file, or what a folder holds, to `target`; symbolic links stay links.
 
+    Args:
+        root: folder that holds `target`. A link that an earlier copy left below it is never written through, since
+            it may lead out of it.
+
     Raises:
-        OSError: unreadable source or no room.
+        OSError: unreadable source, no room, or a link on the way.
     """
+    for path in (target, *target.parents, *(target / name for name in _names_below(source))):
+        if path != root and path.is_relative_to(root) and path.is_symlink():
+            raise OSError(f"a symbolic link on the way to {target.relative_to(root)}: {path.relative_to(root)}")
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
     else:
         shutil.copy2(source, target, follow_symlinks=False)
+
+
+def _names_below(folder: Path) -> Iterator[Path]:
+    """Give the path of everything in a folder, relative to it; nothing for a file."""
+    for parent, folders, files in os.walk(folder):
+        yield from (Path(parent, name).relative_to(folder) for name in (*folders, *files))
 
 
 def give_to(folder: Path, owner: int) -> None:

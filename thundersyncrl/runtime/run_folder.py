@@ -100,6 +100,23 @@ def open_run(config: Config, *, resume: bool) -> RunFolder:
     return folder
 
 
+def check_new_file(path: Path) -> None:
+    """Make the folder of a file that a command will write at its end, so that no work is lost then.
+
+    Raises:
+        ConfigError: the file exists, or can't be written.
+    """
+    try:
+        exists = path.exists()
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"expected a file that can be written, got {error}; choose another with --output") from error
+    if exists:
+        raise ConfigError(f"expected a new file, got one that exists ({path}); choose another with --output")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"expected a folder that can be written, got {path.parent}; choose another with --output")
+
+
 def _clear_for_new_run(folder: RunFolder) -> None:
     if not _never_began(folder):
         raise ConfigError(

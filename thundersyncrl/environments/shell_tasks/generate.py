@@ -62,7 +62,11 @@ def make_tasks(
     ]
     tasks = _draw_different(num, seed=seed, split=split, kinds=sorted(set(kinds or KINDS)), difficulties=chosen)
     written = {task_id(task): task for task in tasks}
-    foreign = sorted(path.name for path in folder.iterdir() if path.name not in written) if folder.is_dir() else []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        foreign = sorted(path.name for path in folder.iterdir() if path.name not in written)
+    except OSError as error:
+        raise ConfigError(f"expected a folder that can be written, got {error}; choose another") from error
     if foreign:
         raise ConfigError(
             f"expected a folder for these tasks only, got {len(foreign)} other entries such as "
