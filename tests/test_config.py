@@ -189,7 +189,15 @@ def test_an_error_names_the_file_and_its_overrides(tmp_path: Path) -> None:
         load_config(file, ["stpes=4"])
 
 
-@pytest.mark.parametrize(("content", "said"), [(b"steps = \n", "syntax error"), (b"\xff\xfe", "readable config file")])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"steps = \n", "syntax error"),
+        (b"\xff\xfe", "readable config file"),
+        pytest.param(b"steps = " + b"9" * 5000, "syntax error", id="5000 digits"),
+        pytest.param(b"steps = " + b"[" * 20_000, "syntax error", id="deep"),
+    ],
+)
 def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
     file = tmp_path / "run.toml"
     file.write_bytes(content)
@@ -224,3 +232,8 @@ def test_a_resolved_config_reads_back_equal(
 def test_the_examples_configs_are_valid(path: Path) -> None:
     if path.name != "task.toml":
         assert load_config(path).steps > 0
+
+
+@pytest.mark.parametrize("override", ["seed=-1", "seed=9223372036854775808", f"seed={'9' * 5000}"], ids=len)
+def test_a_seed_that_torch_can_not_take_is_refused(override: str) -> None:
+    assert "`seed`" in refusal({}, override)

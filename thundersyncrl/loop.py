@@ -110,10 +110,11 @@ def _collector(training: Training, step: int) -> Collector:
 def _report(collector: Collector, version: int, metrics: dict[str, float], times: dict[str, float]) -> StepReport:
     metrics = dict(metrics)
     played, failures = collector.played, collector.failures
-    if len(failures) and sum(failures.values()) == len(played):
+    if played and all(p.reward is None for p in played):
         first = played[0].outcome
         raise RolloutError(
-            f"expected at least one trajectory with a verdict, all {len(played)} of step {collector.step} failed; "
+            f"expected at least one trajectory with a verdict, all {len(played)} of step {collector.step} "
+            "failed or were dropped; "
             f"first: {first.cause}: {first.reason}"
         )
     return StepReport(

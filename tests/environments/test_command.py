@@ -118,3 +118,20 @@ def test_json_carries_any_command_unchanged(command: str) -> None:
         assert action == Command(text=command.strip("\n"))
     else:
         assert isinstance(action, Malformed)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "```bash\n" * 20_000,
+        "<|a|>" * 50_000 + "x",
+        " " * 200_000 + "x",
+        "</tool_call>" + "<tool_call>" * 50_000,
+        "```" + " " * 200_000 + "`x",
+        "\n".join("`" * n + "a" for n in range(3, 600)),
+    ],
+    ids=["fences", "end markers", "spaces", "tool calls", "one line", "longer and longer fences"],
+)
+@pytest.mark.timeout(10)
+def test_a_long_reply_of_nothing_but_marks_is_read_at_once(reply: str) -> None:
+    assert isinstance(parse_action(reply), Malformed)

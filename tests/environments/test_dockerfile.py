@@ -82,6 +82,10 @@ def test_an_installation_is_accepted_where_this_machine_has_the_programs(tmp_pat
         ("COPY ../secret /app/", "inside of the build context"),
         ("COPY link /app/", "a link out of it"),
         ("COPY a.txt $NOWHERE/", "`$NOWHERE`"),
+        ("COPY a** /app/", "a pattern of file names"),
+        ("RUN mkdir -p /app/x | sh", "`RUN mkdir -p /app/x | sh`"),
+        ("RUN mkdir -p -m 777 /app/x", "`RUN mkdir -p -m 777 /app/x`"),
+        ("RUN mkdir -p /app/$(whoami)", "only `mkdir -p`"),
         ("ENV 1A=2", "name=value"),
         ("FROM debian:13", "a second build stage"),
     ],
@@ -93,6 +97,18 @@ def test_what_cannot_be_carried_out_is_refused_with_its_line(tmp_path: Path, lin
         build(tmp_path, f"FROM debian:12\n\n{line}\n")
     assert reason in str(error.value)
     assert "line 3" in str(error.value)
+
+
+def test_quotes_go_once_and_slashes_count_once(tmp_path: Path) -> None:
+    text = """FROM debian\nENV A='q"' B="x y"\nENV C "old form"\nWORKDIR "//app//x"\nRUN mkdir -p //srv\n"""
+    found = build(tmp_path, text)
+    assert found.variables == {"A": 'q"', "B": "x y", "C": "old form"}
+    assert (found.workdir, found.folders) == ("/app/x", ("/app/x", "/srv"))
+
+
+def test_a_dockerfile_with_a_nul_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="NUL"):
+        build(tmp_path, "FROM debian\nENV A=a\0b\n")
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n"])

@@ -118,6 +118,19 @@ def test_a_missing_part_is_named(tmp_path: Path, part: str) -> None:
         ('[metadata]\nseveral_turns = "yes"', "`metadata.several_turns`.*true or false"),
         ("metadata = 3", "`metadata` to be a table"),
         ('[environment]\nworkdir = "/usr/src"', "'/usr/src'"),
+        ('[environment]\nworkdir = "app"', r"`environment.workdir`.*absolute path"),
+        ('[environment]\nworkdir = "/app/../../../x"', r"`environment.workdir`.*without `\.\.`"),
+        ('[environment]\nworkdir = "/app/\\u0000"', "`environment.workdir`"),
+        ("[environment]\nstorage_mb = 1e-9", "`environment.storage_mb`.*one megabyte"),
+        ('[environment]\nstorage = "0G"', "`environment.storage`.*one megabyte"),
+        ('[environment]\nmemory = "-5G"', "`environment.memory`.*one megabyte"),
+        ('[environment]\nmemory = "nanG"', "`environment.memory`.*one megabyte"),
+        pytest.param(f"[agent]\ntimeout_sec = {'9' * 400}", "`agent.timeout_sec`", id="400 digits"),
+        pytest.param(f"[agent]\ntimeout_sec = {'9' * 5000}", "expected TOML", id="5000 digits"),
+        pytest.param(f"x = {'[' * 20000}", "expected TOML", id="deep"),
+        ('[environment.env]\n"A=B" = "1"', "`environment.env`.*`A=B`"),
+        ('[environment.env]\n"" = "1"', "`environment.env`"),
+        ('[verifier.env]\nA = "\\u0000"', "`verifier.env`.*`A`"),
     ],
 )
 def test_what_a_sandbox_cannot_give_is_refused_before_the_run(tmp_path: Path, toml: str, reason: str) -> None:
@@ -170,6 +183,21 @@ def test_tasks_come_sorted_from_nested_folders_and_by_kind(tmp_path: Path) -> No
         load_tasks(tmp_path, kinds=["cvs"])
 
 
+def test_links_in_a_circle_end(tmp_path: Path) -> None:
+    write_task(tmp_path / "x/one")
+    for name in ("back", "again"):
+        (tmp_path / "x" / name).symlink_to(tmp_path)
+    assert [task.id for task in load_tasks(tmp_path)] == ["one"]
+
+
+def test_an_environment_elsewhere_is_refused(tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "task")
+    shutil.rmtree(folder / "environment")
+    (folder / "environment").symlink_to("/etc")
+    with pytest.raises(TaskError, match="a link out of it"):
+        load_task(folder)
+
+
 def test_two_tasks_with_one_id_are_refused(tmp_path: Path) -> None:
     write_task(tmp_path / "x/same")
     write_task(tmp_path / "y/same")
@@ -182,3 +210,5 @@ def test_no_tasks_are_an_error(tmp_path: Path) -> None:
         load_tasks(tmp_path)
     with pytest.raises(TaskError, match="got none at"):
         load_tasks(tmp_path / "missing")
+    with pytest.raises(TaskError, match="got none at"):
+        load_tasks(tmp_path / ("x" * 5000))

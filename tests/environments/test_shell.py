@@ -158,6 +158,15 @@ def test_a_command_that_cannot_be_passed_on_is_malformed(task: Path) -> None:
     assert act(task, block("echo a\0b"))[0].is_malformed
 
 
+@pytest.mark.parametrize("spoil", ["chmod 000 /app/work", "rm -rf /app/work", "rm -rf /app/work; touch /app/work"])
+def test_a_working_folder_that_the_agent_spoilt_is_told_and_still_graded(tmp_path: Path, spoil: str) -> None:
+    folder = write_task(tmp_path / "spoilt", dockerfile="FROM debian\nWORKDIR /app/work\n")
+    first, second = act(folder, block(spoil), block("pwd"))
+    assert first.text == "(no output)"
+    assert "cd: /app/work: " in second.text
+    assert second.text.endswith("\n/")
+
+
 def test_the_system_prompt_is_short_and_says_all(task: Path) -> None:
     prompt = ShellEnvironment(load_task(task), SETTINGS, asyncio.Semaphore(1)).system_prompt
     assert len(prompt.split()) < 40

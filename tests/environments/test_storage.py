@@ -99,11 +99,24 @@ def test_copying_keeps_links_as_links_and_modes(tmp_path: Path) -> None:
     (source / "secret").symlink_to("/etc/passwd")
     (source / "run.sh").write_text("x")
     (source / "run.sh").chmod(0o751)
-    storage.copy_in(source, tmp_path / "deep/target")
+    storage.copy_in(source, tmp_path / "deep/target", root=tmp_path)
     assert os.readlink(tmp_path / "deep/target/secret") == "/etc/passwd"
     assert (tmp_path / "deep/target/run.sh").stat().st_mode & 0o777 == 0o751
-    storage.copy_in(source / "secret", tmp_path / "alone")
+    storage.copy_in(source / "secret", tmp_path / "alone", root=tmp_path)
     assert os.readlink(tmp_path / "alone") == "/etc/passwd"
+
+
+@pytest.mark.parametrize("target", ["out/file", "out", "."])
+def test_nothing_is_written_through_a_link_that_an_earlier_copy_left(tmp_path: Path, target: str) -> None:
+    world, outside, source = (tmp_path / name for name in ("world", "outside", "source"))
+    for folder in (world, outside, source / "out"):
+        folder.mkdir(parents=True)
+    (source / "out/file").write_text("x")
+    (world / "out").symlink_to(outside)
+    copied = {"out/file": source / "out/file", "out": source / "out", ".": source}[target]
+    with pytest.raises(OSError, match="a symbolic link on the way"):
+        storage.copy_in(copied, world / target, root=world)
+    assert list(outside.iterdir()) == []
 
 
 def test_removal_survives_modes_and_a_thousand_levels(tmp_path: Path) -> None:

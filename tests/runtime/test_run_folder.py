@@ -11,7 +11,7 @@ import pytest
 from thundersyncrl.config import Config, load_config, parse_config
 from thundersyncrl.errors import ConfigError
 from thundersyncrl.runtime.json_lines import append_line, read_lines
-from thundersyncrl.runtime.run_folder import MAY_DIFFER, RunFolder, open_run
+from thundersyncrl.runtime.run_folder import MAY_DIFFER, RunFolder, check_new_file, open_run
 
 
 def config_of(run: Path, *overrides: str) -> Config:
@@ -154,3 +154,11 @@ def test_a_folder_that_can_not_be_written_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(ConfigError, match="can be written"):
         open_run(config_of(tmp_path / "run"), resume=False)
+
+
+def test_a_file_to_be_written_at_the_end_is_checked_at_the_start(tmp_path: Path) -> None:
+    check_new_file(tmp_path / "deep/new.jsonl")
+    (tmp_path / "old").touch()
+    for path in (tmp_path / "old", tmp_path / "old/below", tmp_path / ("x" * 300), Path("/proc/absent/file")):
+        with pytest.raises(ConfigError, match="--output"):
+            check_new_file(path)

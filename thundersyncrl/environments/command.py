@@ -9,6 +9,7 @@ arguments.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import dataclass
@@ -28,13 +29,11 @@ _COMMAND_KEYS = ("command", "cmd")
 
 # As in CommonMark, a fence ends at a line of at least as many backticks; a longer fence may hold shorter
 # ones.
-_FENCE = re.compile(
-    r"^[ \t]*(?P<ticks>`{3,})[ \t]*(?P<language>[^\n`]*)\n(?P<body>.*?)^[ \t]*(?P=ticks)`*[ \t]*$",
-    re.DOTALL | re.MULTILINE,
-)
-_FENCE_START = re.compile(r"^[ \t]*`{3,}", re.MULTILINE)
-_TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-_END_MARKERS = re.compile(r"(?:\s*<\|[A-Za-z0-9_]+\|>)+\s*$")
+_FENCE_OPEN = re.compile(r"[ \t]*+(`{3,}+)([^`]*+)")
+_FENCE_CLOSE = re.compile(r"[ \t]*+(`{3,}+)[ \t]*+")
+_FENCE_START = re.compile(r"^[ \t]*+`{3,}", re.MULTILINE)
+_CALL_START, _CALL_END = "<tool_call>", "</tool_call>"
+_END_MARKER = re.compile(r"<\|[A-Za-z0-9_]+\|>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +63,14 @@ class Malformed:
 Action = Command | Finish | Malformed
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    language: str
+    body: str
+    end: int
+    """Where its last line ends in the reply."""
+
+
 def parse_action(reply: str) -> Action:
     r"""Return the action of a model's reply.
 
@@ -77,7 +84,7 @@ def parse_action(reply: str) -> Action:
         >>> parse_action('<tool_call>{"name": "bash", "arguments": {"command": "ls"}</tool_call>').reason
         'The tool call is not valid JSON. Expected one ```bash block, or DONE.'
     """
-    text = _END_MARKERS.sub("", reply)
+    text = _without_end_markers(reply)
     if "<think>" in text or "</think>" in text:
         _, closed, text = text.rpartition("</think>")
         if not closed or "<think>" in text:
@@ -85,7 +92,7 @@ def parse_action(reply: str) -> Action:
     text = text.strip()
     if text == DONE:
         return Finish()
-    if "<tool_call>" in text:
+    if _CALL_START in text:
         return _parse_tool_calls(text)
     if text.startswith("{"):
         return _parse_call(text, is_last=False, num_ignored=0)
@@ -101,21 +108,70 @@ def _says_done(rest: str) -> bool:
     return bool(lines) and lines[-1] == DONE
 
 
+# What follows reads a reply in a time that grows with its length alone: a pattern that tries every start with every
+# end takes minutes for a long reply of nothing but fences, and the whole run waits.
+
+
+def _without_end_markers(text: str) -> str:
+    end = len(text.rstrip())
+    while (start := text.rfind("<|", 0, end)) >= 0 and _END_MARKER.fullmatch(text, start, end):
+        end = start
+        while end and text[end - 1].isspace():
+            end -= 1
+    return text[:end]
+
+
+def _blocks(text: str) -> list[_Block]:
+    """Return the fenced blocks that have an end."""
+    lines = text.split("\n")
+    ends = list(itertools.accumulate(len(line) + 1 for line in lines))
+    blocks: list[_Block] = []
+    hopeless = len(text) + 1  # no line that is left closes a fence of so many backticks
+    number = 0
+    while number < len(lines):
+        opened = _FENCE_OPEN.fullmatch(lines[number])
+        number += 1
+        if opened is None or len(opened[1]) >= hopeless:
+            continue
+        close = next((n for n in range(number, len(lines)) if _closes(lines[n], len(opened[1]))), None)
+        if close is None:
+            hopeless = len(opened[1])
+            continue
+        body = "\n".join(lines[number:close])
+        blocks.append(_Block(language=opened[2].strip().lower(), body=body, end=ends[close] - 1))
+        number = close + 1
+    return blocks
+
+
+def _closes(line: str, num_ticks: int) -> bool:
+    closed = _FENCE_CLOSE.fullmatch(line)
+    return closed is not None and len(closed[1]) >= num_ticks
+
+
+def _calls(text: str) -> list[tuple[str, int]]:
+    """Return the text and the end of each tool call that has an end."""
+    calls: list[tuple[str, int]] = []
+    after = 0
+    while (start := text.find(_CALL_START, after)) >= 0 and (end := text.find(_CALL_END, start)) >= 0:
+        after = end + len(_CALL_END)
+        calls.append((text[start + len(_CALL_START) : end], after))
+    return calls
+
+
 def _parse_blocks(text: str) -> Action:
-    blocks = list(_FENCE.finditer(text))
+    blocks = _blocks(text)
     if not blocks:
         if _FENCE_START.search(text):
             return _malformed("The block has no closing ``` line.")
         return _malformed("No command found." if text else "The reply is empty.")
     first = blocks[0]
-    language = first["language"].strip().lower()
     # With blocks left over the agent has more to do than what is run now, whatever it says.
-    is_last = len(blocks) == 1 and _says_done(text[first.end() :])
-    if language == "json":
-        return _parse_call(first["body"], is_last=is_last, num_ignored=len(blocks) - 1)
-    if language not in _SHELL_LANGUAGES:
-        return _malformed(f"A block of `{language[:20]}` can't be run.")
-    return _command(first["body"], is_last=is_last, num_ignored=len(blocks) - 1)
+    is_last = len(blocks) == 1 and _says_done(text[first.end :])
+    if first.language == "json":
+        return _parse_call(first.body, is_last=is_last, num_ignored=len(blocks) - 1)
+    if first.language not in _SHELL_LANGUAGES:
+        return _malformed(f"A block of `{first.language[:20]}` can't be run.")
+    return _command(first.body, is_last=is_last, num_ignored=len(blocks) - 1)
 
 
 def _command(text: str, *, is_last: bool, num_ignored: int) -> Action:
@@ -130,11 +186,11 @@ def _command(text: str, *, is_last: bool, num_ignored: int) -> Action:
 
 
 def _parse_tool_calls(text: str) -> Action:
-    calls = list(_TOOL_CALL.finditer(text))
+    calls = _calls(text)
     if not calls:
         return _malformed("The tool call has no end.")
-    is_last = len(calls) == 1 and _says_done(text[calls[0].end() :])
-    return _parse_call(calls[0][1], is_last=is_last, num_ignored=len(calls) - 1)
+    is_last = len(calls) == 1 and _says_done(text[calls[0][1] :])
+    return _parse_call(calls[0][0], is_last=is_last, num_ignored=len(calls) - 1)
 
 
 def _parse_call(text: str, *, is_last: bool, num_ignored: int) -> Action:

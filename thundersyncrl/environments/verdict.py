@@ -22,6 +22,8 @@ from thundersyncrl.records import Reward
 REWARD_TEXT = "reward.txt"
 REWARD_JSON = "reward.json"
 MAX_REWARD_BYTES = 1 << 16
+MAX_REWARD = 1e9
+"""Larger ones are a mistake, and their squares overflow in the learner's float32."""
 
 
 def read_reward(folder: Path) -> Reward:
@@ -87,8 +89,10 @@ def parse_text(text: str) -> Reward:
         value = float(text.strip()) if "_" not in text else math.nan
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
-        raise VerifierError(f"expected one finite number in {REWARD_TEXT}, got {text[:80]!r}; no verdict")
+    if not abs(value) <= MAX_REWARD:
+        raise VerifierError(
+            f"expected one finite number of at most {MAX_REWARD:g} in {REWARD_TEXT}, got {text[:80]!r}; no verdict"
+        )
     return Reward(value=value)
 
 
@@ -119,8 +123,11 @@ def parse_json(text: str) -> Reward:
 
 def _number(value: object, what: str) -> float:
     number = math.nan
-    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_REWARD:
         number = float(value)
     if not math.isfinite(number):
-        raise VerifierError(f"expected {what} in {REWARD_JSON} to be a finite number, got {value!r}; no verdict")
+        raise VerifierError(
+            f"expected {what} in {REWARD_JSON} to be a finite number of at most {MAX_REWARD:g}, got "
+            f"{repr(value)[:80]}; no verdict"
+        )
     return number

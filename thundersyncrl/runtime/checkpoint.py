@@ -9,6 +9,8 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -75,9 +77,10 @@ def load_weights(policy: Policy, checkpoint: Path) -> None:
     """Load trained weights in place.
 
     Raises:
-        ConfigError: the checkpoint is of another model or adapter.
+        ConfigError: the checkpoint is of another model or adapter, or damaged.
     """
-    saved = load_file(checkpoint / "trained.safetensors")
+    with _read_whole(checkpoint):
+        saved = load_file(checkpoint / "trained.safetensors")
     trained = policy.trained
     if saved.keys() != trained.keys() or any(saved[n].shape != p.shape for n, p in trained.items()):
         odd = sorted(saved.keys() ^ trained.keys())[:3] or "shapes"
@@ -91,15 +94,33 @@ def load_weights(policy: Policy, checkpoint: Path) -> None:
 
 
 def load_checkpoint(checkpoint: Path, learner: Learner) -> Progress:
-    """Load weights, optimizer and learner state in place and return where the run stood."""
+    """Load weights, optimizer and learner state in place and return where the run stood.
+
+    Raises:
+        ConfigError: as `load_weights`.
+    """
     load_weights(learner.policy, checkpoint)
-    state = torch.load(checkpoint / "optimizer.pt", weights_only=True)
-    learner.optimizer.load_state_dict(state["optimizer"])
-    torch.set_rng_state(state["torch_rng"])
-    progress = Progress(**json.loads((checkpoint / "progress.json").read_text(encoding="utf-8")))
+    with _read_whole(checkpoint):
+        state = torch.load(checkpoint / "optimizer.pt", weights_only=True)
+        learner.optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["torch_rng"])
+        progress = Progress(**json.loads((checkpoint / "progress.json").read_text(encoding="utf-8")))
     learner.version = progress.version
     learner.running_mean = RunningMean(num_rewards=progress.num_rewards, mean=progress.reward_mean)
     return progress
+
+
+@contextmanager
+def _read_whole(checkpoint: Path) -> Generator[None]:
+    """Name the checkpoint in whatever error a missing, cut or foreign file of it gives."""
+    try:
+        yield
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise ConfigError(
+            f"expected a whole checkpoint, got a damaged one ({checkpoint}): {reason}; "
+            "move its folder away to go on from the checkpoint before"
+        ) from error
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
