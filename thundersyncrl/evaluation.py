@@ -49,7 +49,7 @@ async def play_all(
                     reward = None  # no verdict: counted as failed, in no rate
         done += 1
         wake()
-        observer.progress("held-out trajectories", done, len(tasks) * samples_per_task)
+        observer.progress("graded trajectories", done, len(tasks) * samples_per_task)
         return Evaluated(trajectory=trajectory, reward=reward)
 
     async with asyncio.TaskGroup() as group:
