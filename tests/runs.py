@@ -179,15 +179,19 @@ async def _run(spec: RunSpec) -> RunResult:
         if spec.folder is not None and report.step + 1 == spec.checkpoint_after:
             save_checkpoint(spec.folder, learner, _progress(report, order, learner))
 
-    server = asyncio.ensure_future(runtime.serve())
-    try:
+    async def body() -> None:
         await publish(training)
         await train(training, first_step=spec.first_step, num_steps=spec.steps, after_step=after_step)
-        if server.done():
-            server.result()
+
+    tasks_ = {asyncio.ensure_future(runtime.serve()), asyncio.ensure_future(body())}
+    try:
+        done, _ = await asyncio.wait(tasks_, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
     finally:
-        server.cancel()
-        await asyncio.gather(server, return_exceptions=True)
+        for task in tasks_:
+            task.cancel()
+        await asyncio.gather(*tasks_, return_exceptions=True)
         await engine.close()
         runtime.close()
     return RunResult(recorder=recorder, policy=policy, engine=engine)

@@ -52,7 +52,7 @@ async def train(
 async def train_step(training: Training, step: int) -> StepReport:
     """Return the report of one step: one policy, one gradient, one optimizer step."""
     started, learner = time.perf_counter(), training.learner
-    learner.begin_step()
+    await training.runtime.call(learner.begin_step)
     collector = _collector(training, step)
     tasks = training.tasks.take(training.groups_per_step)
     extra = training.extra_groups

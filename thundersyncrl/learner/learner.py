@@ -23,7 +23,7 @@ from thundersyncrl.algorithms.estimator import CoefficientClass, GroupRewards
 from thundersyncrl.algorithms.own_reward import RunningMean
 from thundersyncrl.algorithms.shaping import reward_spread
 from thundersyncrl.algorithms.weights import truncated_importance
-from thundersyncrl.errors import NumericsError, PhaseError, StaleWorkError
+from thundersyncrl.errors import ContractError, NumericsError, PhaseError, StaleWorkError
 from thundersyncrl.learner.branch import BranchTokens, branch_tokens
 from thundersyncrl.learner.ledger import Coefficients, Ledger
 from thundersyncrl.learner.objective import Objective, WorkLimits
@@ -66,6 +66,7 @@ class Learner:
         self._tally = Tally()
         self._num_lost = 0
         self._is_sealed = False
+        self._announced: set[GroupId] = set()
 
     # -- events ------------------------------------------------------------------------------------------------
 
@@ -76,15 +77,22 @@ class Learner:
         self._prompts, self._closed, self._tally = {}, {}, Tally()
         self._num_lost = 0
         self._is_sealed = False
+        self._announced = set()
         self._counters = [p._version for p in self._parameters]
 
     def open_group(self, group: GroupId, members: Iterable[TrajectoryId]) -> None:
         """Announce a group; its members' texts and rewards will come."""
         if self._is_sealed:
             raise PhaseError(f"expected groups before the step is sealed, got {group} after it")
+        if group in self._announced:
+            raise ContractError(f"expected a new group, got {group}, which was opened before")
+        self._announced.add(group)
         ids = tuple(members)
-        self._ledger.open_group(group, ids)
-        self._queue.open_group(group, ids)
+        self._inbox.append(lambda: self._open(group, ids))
+
+    def _open(self, group: GroupId, members: tuple[TrajectoryId, ...]) -> None:
+        self._ledger.open_group(group, members)
+        self._queue.open_group(group, members)
 
     def seal(self) -> None:
         """Say that the step's groups are all announced."""

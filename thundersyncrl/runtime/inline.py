@@ -13,7 +13,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Protocol, TypeVar
 
 from thundersyncrl.errors import WatchdogError
@@ -60,26 +59,29 @@ class InlineRuntime:
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._event.set)
 
-    def _next(self) -> Callable[[], None] | None:
+    def _slice(self) -> bool:
+        """Run the next slice; False when there is nothing to do. On the compute thread, which owns all state."""
         if not self._engine.has_work:
             self._most_sequences = 0
-            return self._learner.run_once if self._learner.has_work else None
+            if not self._learner.has_work:
+                return False
+            self._learner.run_once()
+            return True
         now = self._num_sequences()
         self._most_sequences = max(self._most_sequences, now)
         if 2 * now <= self._most_sequences and self._learner.has_sure_work:
-            return partial(self._learner.run_once, sure_only=True)
-        return self._engine.run_once
+            self._learner.run_once(sure_only=True)
+        else:
+            self._engine.run_once()
+        return True
 
     async def serve(self) -> None:
         """Run slices until cancelled; an error of a slice ends it."""
         self._loop = asyncio.get_running_loop()
         while True:
             self._event.clear()
-            slice_ = self._next()
-            if slice_ is None:
+            if not await self.call(self._slice):
                 await self._event.wait()
-            else:
-                await self._loop.run_in_executor(self._thread, slice_)
 
     async def drain(self, *, limit_s: float = 3600.0) -> None:
         """Return when the learner has no work left.
@@ -88,11 +90,12 @@ class InlineRuntime:
             WatchdogError: it still has some after `limit_s`.
         """
         deadline = time.monotonic() + limit_s
-        while self._learner.has_work:
+        # asked on the compute thread: in the middle of a slice the answer would mean nothing
+        while await self.call(lambda: self._learner.has_work):
             if time.monotonic() > deadline:
                 raise WatchdogError(f"expected the learner to run out of work within {limit_s:.0f} s, it has not")
             self._event.set()
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0)
 
     async def call(self, function: Callable[[], T]) -> T:
         """Run a function on the compute thread, between slices, and return its result."""
