@@ -42,19 +42,19 @@ def test_supported_instructions_are_carried_out(tmp_path: Path) -> None:
         tmp_path,
         "# syntax=docker/dockerfile:1\n\nFROM python:3.12-slim AS base\nWORKDIR /app\nENV A=1 B='two words'\n"
         "ENV C old form\n"
-        'WORKDIR work\nCOPY a.txt \\\n  # between\n  renamed.txt\nCOPY ["b.txt", "/data/"]\ncopy data $A/\n'
+        'WORKDIR desk\nCOPY a.txt \\\n  # between\n  renamed.txt\nCOPY ["b.txt", "/data/"]\ncopy data $A/\n'
         "COPY *.txt /all/\nRUN mkdir -p out /srv/x:1 && rm -rf /var/lib/apt/lists/*\n",
     )
-    assert found.workdir == "/app/work"
+    assert found.workdir == "/app/desk"
     assert found.variables == {"A": "1", "B": "two words", "C": "old form"}
     assert found.copies == (
-        Copy(source=tmp_path / "a.txt", target="/app/work/renamed.txt"),
+        Copy(source=tmp_path / "a.txt", target="/app/desk/renamed.txt"),
         Copy(source=tmp_path / "b.txt", target="/data/b.txt"),
-        Copy(source=tmp_path / "data", target="/app/work/1"),
+        Copy(source=tmp_path / "data", target="/app/desk/1"),
         Copy(source=tmp_path / "a.txt", target="/all/a.txt"),
         Copy(source=tmp_path / "b.txt", target="/all/b.txt"),
     )
-    assert found.folders == ("/app", "/app/work", "/app/work/out", "/srv/x:1")
+    assert found.folders == ("/app", "/app/desk", "/app/desk/out", "/srv/x:1")
 
 
 def test_an_installation_is_accepted_where_this_machine_has_the_programs(tmp_path: Path) -> None:

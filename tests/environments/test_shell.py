@@ -158,12 +158,12 @@ def test_a_command_that_cannot_be_passed_on_is_malformed(task: Path) -> None:
     assert act(task, block("echo a\0b"))[0].is_malformed
 
 
-@pytest.mark.parametrize("spoil", ["chmod 000 /app/work", "rm -rf /app/work", "rm -rf /app/work; touch /app/work"])
+@pytest.mark.parametrize("spoil", ["chmod 000 /app/desk", "rm -rf /app/desk", "rm -rf /app/desk; touch /app/desk"])
 def test_a_working_folder_that_the_agent_spoilt_is_told_and_still_graded(tmp_path: Path, spoil: str) -> None:
-    folder = write_task(tmp_path / "spoilt", dockerfile="FROM debian\nWORKDIR /app/work\n")
+    folder = write_task(tmp_path / "spoilt", dockerfile="FROM debian\nWORKDIR /app/desk\n")
     first, second = act(folder, block(spoil), block("pwd"))
     assert first.text == "(no output)"
-    assert "cd: /app/work: " in second.text
+    assert "cd: /app/desk: " in second.text
     assert second.text.endswith("\n/")
 
 
