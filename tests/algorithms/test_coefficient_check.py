@@ -32,6 +32,13 @@ def test_any_affine_advantages_pass(
 
 
 @pytest.mark.parametrize("coefficient", AFFINE)
+@pytest.mark.parametrize("alpha", [5e-324, 1e-320, 3e-310, -1e-315])
+def test_advantages_too_small_for_full_precision_pass(coefficient: CoefficientClass, alpha: float) -> None:
+    rewards = [1.0, -1.5, 3e5, 0.25]
+    check_class(coefficient, rewards, [alpha * r for r in rewards], where="here")
+
+
+@pytest.mark.parametrize("coefficient", AFFINE)
 def test_naive_advantages_at_a_large_offset_pass(coefficient: CoefficientClass) -> None:
     # An estimator that doesn't centre first loses digits here; it is inaccurate, not of another class.
     rng = np.random.default_rng(0)

@@ -132,12 +132,12 @@ def _tolerance(rewards: Sequence[float], advantages: Sequence[float]) -> float:
     """Return the largest misfit that rounding explains, in the unit of the advantages.
 
     A reward of size m is only known to m * epsilon, which is a share m * epsilon / range of what advantages
-    see.
+    see. Below the smallest normal float the rounding error is absolute, whatever the advantages' size.
     """
     if not rewards:
         return 0.0
     spread = max(advantages) - min(advantages)
-    tolerance = RELATIVE_TOLERANCE * spread + _ROUNDING * max(abs(a) for a in advantages)
+    tolerance = RELATIVE_TOLERANCE * spread + _ROUNDING * max(abs(a) for a in advantages) + sys.float_info.min
     reward_range = max(rewards) - min(rewards)
     if reward_range > 0.0:
         tolerance += _ROUNDING * max(abs(r) for r in rewards) / reward_range * spread
