@@ -32,8 +32,8 @@ rollout.max_turn_tokens rollout.max_action_tokens rollout.context_tokens rollout
 rollout.trajectory_limit_s rollout.max_retries
 environment environment.command_limit_s environment.verifier_limit_s environment.memory_mb environment.max_processes
 environment.cpu_limit_s environment.disk_mb environment.output_chars environment.max_open
-tasks tasks.train tasks.heldout tasks.kinds tasks.difficulties tasks.num_train tasks.num_heldout
-warm_start warm_start.steps warm_start.batch_size warm_start.learning_rate
+tasks tasks.train tasks.heldout tasks.kinds tasks.difficulties tasks.weights tasks.num_train tasks.num_heldout
+warm_start warm_start.steps warm_start.batch_size warm_start.learning_rate warm_start.weights
 evaluation evaluation.num_tasks evaluation.samples_per_task evaluation.temperature evaluation.every
 """
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, model_validator
 
 from thundersyncrl.config_keys import explain, keys_of, may_be_none
 from thundersyncrl.errors import ConfigError
@@ -216,6 +216,8 @@ class TasksConfig(_Section):
     """Only these kinds; empty takes all."""
     difficulties: tuple[Literal["easy", "medium", "hard"], ...] = ()
     """Only these difficulties; empty takes all."""
+    weights: dict[str, PositiveFloat] = Field(default_factory=dict)
+    """How early in an epoch tasks of a kind come, such as {notes = 3.0}; kinds that aren't named have 1."""
     num_train: int = Field(default=240, ge=1)
     """Generated training tasks; only without `train`."""
     num_heldout: int = Field(default=64, ge=1)
@@ -239,6 +241,8 @@ class WarmStartConfig(_Section):
     """Transcripts per step."""
     learning_rate: float = Field(default=1e-4, gt=0)
     """AdamW's learning rate, constant."""
+    weights: dict[str, PositiveFloat] = Field(default_factory=dict)
+    """As `tasks.weights`, for the transcripts; a kind that is seldom solved can be shown more often."""
 
 
 class EvaluationConfig(_Section):

@@ -83,7 +83,7 @@ async def _warm_start(parts: Parts) -> None:
             policy=parts.policy,
             renderer=parts.renderer,
             environment_factory=parts.environments,
-            tasks=TaskOrder(parts.train_tasks, seed=parts.config.seed + 2),
+            tasks=TaskOrder(parts.train_tasks, seed=parts.config.seed + 2, weights=settings.weights),
             observer=parts.observer,
             settings=settings,
             pack_tokens=parts.config.learner.pack_tokens,
@@ -101,7 +101,9 @@ async def _train_run(config: Config, *, resume: bool, observer: Observer) -> dic
     run = _RunState(parts, folder)
     async with _serving(parts):
         first_step = run.resume() if resume else await _prepare(parts, run)
-        order = TaskOrder(parts.train_tasks, seed=_data_seed(config), position=run.task_position)
+        order = TaskOrder(
+            parts.train_tasks, seed=_data_seed(config), position=run.task_position, weights=config.tasks.weights
+        )
         training = Training(
             setting=setting_of(parts, temperature=config.rollout.temperature, seed=config.seed),
             learner=parts.learner,

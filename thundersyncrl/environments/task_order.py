@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from thundersyncrl.errors import ConfigError
 from thundersyncrl.records import Task
@@ -16,6 +17,11 @@ class TaskOrder:
         tasks: at least one.
         seed: of the order.
         position: number of tasks drawn so far.
+        weights: how often tasks of a kind come early in an epoch, against 1 for kinds that aren't named. Every task
+            still comes once an epoch.
+
+    Raises:
+        ConfigError: no tasks, or a weight for a kind that no task has.
 
     Example:
         >>> order = TaskOrder([Task(id="a", instruction=""), Task(id="b", instruction="")], seed=0)
@@ -23,11 +29,22 @@ class TaskOrder:
         (['a', 'b'], 2)
     """
 
-    def __init__(self, tasks: Sequence[Task], *, seed: int, position: int = 0):
+    def __init__(
+        self, tasks: Sequence[Task], *, seed: int, position: int = 0, weights: Mapping[str, float] | None = None
+    ):
         if not tasks:
             raise ConfigError("expected at least one training task, got none; check `tasks.train` and `tasks.kinds`")
+        weights = weights or {}
+        kinds = {task.kind for task in tasks}
+        if unknown := sorted(set(weights) - kinds):
+            raise ConfigError(
+                f"expected weights of kinds among {', '.join(sorted(kinds))}, got {', '.join(unknown)}; correct "
+                "`weights`, or choose such tasks in `tasks.kinds`"
+            )
         self._tasks = tuple(tasks)
+        self._weights = tuple(weights.get(task.kind, 1.0) for task in tasks)
         self._seed = seed
+        self._shuffled = functools.lru_cache(maxsize=2)(self._shuffle)
         self.position = position
 
     def take(self, num: int) -> list[Task]:
@@ -38,6 +55,11 @@ class TaskOrder:
 
     def _at(self, index: int) -> Task:
         epoch, place = divmod(index, len(self._tasks))
-        order = list(range(len(self._tasks)))
-        random.Random(f"{self._seed}/{epoch}").shuffle(order)
-        return self._tasks[order[place]]
+        return self._tasks[self._shuffled(epoch)[place]]
+
+    def _shuffle(self, epoch: int) -> list[int]:
+        """Return the places of the tasks: drawn one after the other, each in proportion to its weight."""
+        source = random.Random(f"{self._seed}/{epoch}")
+        # The first of exponential clocks rings with a chance in proportion to its rate (Efraimidis and Spirakis, 2006).
+        rings = [source.expovariate(weight) for weight in self._weights]
+        return sorted(range(len(rings)), key=rings.__getitem__)
