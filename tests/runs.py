@@ -25,7 +25,9 @@ from thundersyncrl.rollout.driver import Limits, Setting
 from thundersyncrl.rollout.embedded import EmbeddedEngine
 from thundersyncrl.rollout.renderer import Renderer
 from thundersyncrl.runtime.checkpoint import Progress, load_checkpoint, save_checkpoint
-from thundersyncrl.runtime.inline import InlineRuntime
+from thundersyncrl.runtime.inline import InlineRuntime, InlineTransport
+from thundersyncrl.runtime.learner_host import LearnerHost
+from thundersyncrl.runtime.trainer import Trainer
 
 
 class VowelWorld:
@@ -84,6 +86,7 @@ class RunSpec:
     """One tiny run."""
 
     stream: str = "trajectory"
+    graph_tokens: int = 64
     steps: int = 4
     first_step: int = 0
     seed: int = 0
@@ -138,7 +141,7 @@ async def _run(spec: RunSpec) -> RunResult:
         Objective(
             estimator=get_estimator(spec.estimator), normalizer=Normalizer(name="token"), temperature=spec.temperature
         ),
-        WorkLimits(stream=spec.stream, pack_tokens=128, graph_tokens=64),
+        WorkLimits(stream=spec.stream, pack_tokens=128, graph_tokens=spec.graph_tokens),
         PolicyOptimizer(policy.trained, spec.learner, total_steps=20),
     )
     recorder = Recorder(keeps_trajectories=spec.keeps_trajectories)
@@ -150,6 +153,10 @@ async def _run(spec: RunSpec) -> RunResult:
         assert spec.folder is not None
         progress = load_checkpoint(spec.folder / f"step-{spec.first_step:06d}", learner)
         order.position = progress.task_position
+    trainer = Trainer(
+        InlineTransport(runtime, LearnerHost(learner, pack_tokens=128)), takes_turns=spec.stream == "turn"
+    )
+    await trainer.begin_version(learner.version)
     training = Training(
         setting=Setting(
             engine=engine,
@@ -166,8 +173,7 @@ async def _run(spec: RunSpec) -> RunResult:
             temperature=spec.temperature,
             seed=spec.seed,
         ),
-        learner=learner,
-        runtime=runtime,
+        trainer=trainer,
         tasks=order,
         observer=recorder,
         groups_per_step=spec.num_groups,
@@ -175,7 +181,7 @@ async def _run(spec: RunSpec) -> RunResult:
         extra_groups=spec.extra_groups,
     )
 
-    def after_step(report: StepReport) -> None:
+    async def after_step(report: StepReport) -> None:
         if spec.folder is not None and report.step + 1 == spec.checkpoint_after:
             save_checkpoint(spec.folder, learner, _progress(report, order, learner))
 
@@ -193,7 +199,7 @@ async def _run(spec: RunSpec) -> RunResult:
             task.cancel()
         await asyncio.gather(*tasks_, return_exceptions=True)
         await engine.close()
-        runtime.close()
+        await runtime.close()
     return RunResult(recorder=recorder, policy=policy, engine=engine)
 
 

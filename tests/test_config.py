@@ -20,7 +20,7 @@ from thundersyncrl.errors import ConfigError
 ROOT = Path(__file__).resolve().parents[1]
 
 SURFACE = """
-seed data_seed steps run checkpoint_every show_sample_every
+seed data_seed steps run checkpoint_every show_sample_every trackers placement
 model model.path model.dtype model.train model.lora model.lora.rank model.lora.alpha model.lora.targets model.threads
 algorithm algorithm.estimator algorithm.normalizer algorithm.constant_length algorithm.importance_cap
 algorithm.kl_coefficient algorithm.overlong_tokens algorithm.extra_groups
@@ -120,9 +120,7 @@ def test_a_huge_wrong_value_is_cut_in_the_message() -> None:
         ({"algorithm": {"overlong_tokens": 999}}, "`algorithm.overlong_tokens` of at most"),
         ({"rollout": {"group_size": 1}}, "a group of one has nothing to be compared with"),
         ({"rollout": {"top_p": 0.9}}, "expected `rollout.top_p` 1.0, got 0.9"),
-        ({"learner": {"stream": "turn"}}, '`learner.stream = "turn"` is not available yet'),
-        ({"learner": {"stream": "auto"}}, '`learner.stream = "auto"` is not available yet'),
-        ({"learner": {"stream": "weekly"}}, '"batch", "group" or "trajectory", got "weekly"'),
+        ({"learner": {"stream": "weekly"}}, "'batch', 'group', 'trajectory' or 'turn'"),
         ({"learner": {"learning_rate": float("nan")}}, "`learner.learning_rate`"),
         ({"learner": {"learning_rate": float("inf")}}, "`learner.learning_rate`"),
         ({"model": "somewhere"}, "`model`: expected a valid dictionary"),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import torch
 
 from thundersyncrl.algorithms.estimator import Estimator, RewardDomain, get_estimator
 from thundersyncrl.algorithms.shaping import kl_to_reference, overlong_penalty, shaped_reward
 from thundersyncrl.algorithms.weights import choose_normalizer
-from thundersyncrl.config import Config
+from thundersyncrl.config import Config, RolloutConfig
 from thundersyncrl.environments.environment import EnvironmentFactory
 from thundersyncrl.environments.shell import shell_environments
 from thundersyncrl.errors import ConfigError
@@ -19,15 +21,32 @@ from thundersyncrl.learner.branch import BranchTokens
 from thundersyncrl.learner.learner import Learner
 from thundersyncrl.learner.objective import Objective, RewardShaper, WorkLimits
 from thundersyncrl.learner.optimizer import PolicyOptimizer
-from thundersyncrl.learner.policy import Policy, load_policy
+from thundersyncrl.learner.policy import Policy, load_policy, load_tokenizer
 from thundersyncrl.learner.reference import ReferencePolicy
+from thundersyncrl.observe.events import EventLog, NoEvents
 from thundersyncrl.observe.observer import Observer
 from thundersyncrl.records import Task
 from thundersyncrl.rollout.driver import Limits, Setting
 from thundersyncrl.rollout.embedded import EmbeddedEngine
+from thundersyncrl.rollout.engine import Engine
 from thundersyncrl.rollout.renderer import Renderer
-from thundersyncrl.runtime.inline import InlineRuntime
+from thundersyncrl.runtime.inline import InlineRuntime, InlineTransport
+from thundersyncrl.runtime.learner_host import LearnerHost
+from thundersyncrl.runtime.processes import ProcessRuntime, RemoteEngine, RemoteTransport
+from thundersyncrl.runtime.trainer import Trainer
 from thundersyncrl.task_sets import task_set
+
+
+class Runtime(Protocol):
+    """Keeps engine and learner at work."""
+
+    async def serve(self) -> None:
+        """Return never; raise what ends the run."""
+        ...
+
+    async def close(self) -> None:
+        """Free everything. Idempotent."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,15 +54,17 @@ class Parts:
     """Everything that a run is made of."""
 
     config: Config
-    policy: Policy
     renderer: Renderer
     environments: EnvironmentFactory
-    engine: EmbeddedEngine
-    learner: Learner
-    runtime: InlineRuntime
+    engine: Engine
+    trainer: Trainer
+    runtime: Runtime
     train_tasks: list[Task]
     heldout_tasks: list[Task]
     observer: Observer
+    events: EventLog
+    policy: Policy | None = None
+    """None where it lives in other processes."""
     pass_rates: dict[str, float] = field(default_factory=dict[str, float])
 
 
@@ -105,21 +126,9 @@ def _reward_shaper(config: Config, policy: Policy) -> RewardShaper | None:
     return shape
 
 
-def build(config: Config, observer: Observer) -> Parts:
-    """Return the parts of a run; everything that can be refused is refused here."""
-    torch.set_num_threads(config.model.threads or os.cpu_count() or 1)
-    train_tasks, heldout_tasks = _tasks(config, observer)
-    observer.phase("loading the model", config.model.path)
-    policy, tokenizer = load_policy(config.model, seed=config.seed)
-    objective = objective_of(config, policy)
-    renderer = Renderer(tokenizer)
-    engine = EmbeddedEngine(
-        policy,
-        context_tokens=config.rollout.context_tokens,
-        max_concurrent=config.rollout.max_concurrent,
-        cache_tokens=config.rollout.cache_tokens,
-    )
-    optimizer = PolicyOptimizer(policy.trained, config.learner, total_steps=config.steps)
+def build_learner(config: Config, policy: Policy | None = None) -> Learner:
+    """Return the learner of a run, on its policy or on one that is loaded."""
+    policy = policy or load_policy(config.model, seed=config.seed)[0]
     limits = WorkLimits(
         stream=config.learner.stream,
         pack_tokens=config.learner.pack_tokens,
@@ -127,21 +136,91 @@ def build(config: Config, observer: Observer) -> Parts:
         max_open_groups=config.learner.max_open_groups,
         max_mismatch=config.learner.max_mismatch,
     )
-    learner = Learner(policy, objective, limits, optimizer)
-    runtime = InlineRuntime(engine, learner, num_sequences=lambda: engine.stats.num_running + engine.stats.num_waiting)
-    engine.on_work = runtime.wake
+    optimizer = PolicyOptimizer(policy.trained, config.learner, total_steps=config.steps)
+    return Learner(policy, objective_of(config, policy), limits, optimizer)
+
+
+def build_engine(config: Config, prepare: Callable[[Policy], None]) -> EmbeddedEngine:
+    """Return an engine with a policy of its own, which `prepare` may change before anything reads it."""
+    policy, _ = load_policy(config.model, seed=config.seed)
+    prepare(policy)
+    return engine_of(config.rollout, policy)
+
+
+def engine_of(settings: RolloutConfig, policy: Policy) -> EmbeddedEngine:
+    return EmbeddedEngine(
+        policy,
+        context_tokens=settings.context_tokens,
+        max_concurrent=settings.max_concurrent,
+        cache_tokens=settings.cache_tokens,
+    )
+
+
+Placement = Literal["inline", "elastic", "split"]
+
+
+def placement_of(config: Config) -> Placement:
+    """Return where engine and learner live: the config's choice, or the best that this machine has.
+
+    Raises:
+        ConfigError: two processes on a GPU, which can't share weights there yet.
+    """
+    has_gpu = torch.cuda.is_available()
+    if config.placement is None:
+        return "inline" if has_gpu or num_threads_of(config) == 1 else "elastic"
+    if config.placement != "inline" and has_gpu:
+        raise ConfigError(
+            f'expected `placement = "inline"` on a machine with a GPU, got "{config.placement}": processes share '
+            'weights in the CPU\'s memory; set placement = "inline", or hide the GPU with CUDA_VISIBLE_DEVICES=""'
+        )
+    return config.placement
+
+
+def num_threads_of(config: Config) -> int:
+    return config.model.threads or len(os.sched_getaffinity(0))
+
+
+async def build(config: Config, observer: Observer, *, placement: Placement, events: EventLog | None = None) -> Parts:
+    """Return the parts of a run; everything that can be refused is refused here."""
+    events = events or NoEvents()
+    train_tasks, heldout_tasks = _tasks(config, observer)
+    refuse_without_effect(config, get_estimator(config.algorithm.estimator))
+    observer.phase("loading the model", config.model.path)
+    if placement == "inline":
+        engine, trainer, runtime, policy, tokenizer = _inline(config, events)
+    else:
+        policy, tokenizer = None, load_tokenizer(config.model)
+        processes = await ProcessRuntime.start(
+            config, num_threads=num_threads_of(config), elastic=placement == "elastic", events=events
+        )
+        engine = RemoteEngine(processes.engine, context_tokens=config.rollout.context_tokens)
+        transport = RemoteTransport(processes.learner)
+        trainer, runtime = Trainer(transport, takes_turns=config.learner.stream == "turn"), processes
     return Parts(
         config=config,
-        policy=policy,
-        renderer=renderer,
+        renderer=Renderer(tokenizer),
         environments=shell_environments(config.environment),
         engine=engine,
-        learner=learner,
+        trainer=trainer,
         runtime=runtime,
         train_tasks=train_tasks,
         heldout_tasks=heldout_tasks,
         observer=observer,
+        events=events,
+        policy=policy,
     )
+
+
+def _inline(config: Config, events: EventLog) -> tuple[EmbeddedEngine, Trainer, InlineRuntime, Policy, Any]:
+    torch.set_num_threads(num_threads_of(config))
+    policy, tokenizer = load_policy(config.model, seed=config.seed)
+    engine, learner = engine_of(config.rollout, policy), build_learner(config, policy)
+    host = LearnerHost(learner, pack_tokens=config.learner.pack_tokens)
+    runtime = InlineRuntime(engine, host, num_sequences=lambda: engine.stats.num_running + engine.stats.num_waiting)
+    engine.on_work, host.events = runtime.wake, events
+    engine.log_to(events)
+    trainer = Trainer(InlineTransport(runtime, host), takes_turns=config.learner.stream == "turn")
+    return engine, trainer, runtime, policy, tokenizer
 
 
 def _tasks(config: Config, observer: Observer) -> tuple[list[Task], list[Task]]:
@@ -172,4 +251,5 @@ def setting_of(parts: Parts, *, temperature: float, seed: int) -> Setting:
         limits=limits,
         temperature=temperature,
         seed=seed,
+        events=parts.events,
     )

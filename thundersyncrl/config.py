@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationErro
 from thundersyncrl.config_keys import explain, keys_of, may_be_none
 from thundersyncrl.errors import ConfigError
 
-Stream = Literal["batch", "group", "trajectory"]
+Stream = Literal["batch", "group", "trajectory", "turn"]
 
 
 class _Section(BaseModel):
@@ -102,14 +102,17 @@ class AlgorithmConfig(_Section):
 class LearnerConfig(_Section):
     """Gradient work and the optimizer."""
 
-    stream: str = "trajectory"
-    """When gradient work may start: "batch", "group" or "trajectory". Every level gives the same update."""
+    stream: Stream = "trajectory"
+    """When gradient work may start: with all rewards of the step ("batch") or of a group ("group"), with a
+    trajectory's complete text ("trajectory"), or with its first finished turn ("turn").
+
+    Every level gives the same update."""
     pack_tokens: int = Field(default=2048, ge=1)
     """Tokens per forward and backward, at most, where one trajectory fits."""
     graph_tokens: int = Field(default=4096, ge=0)
-    """Prompt tokens whose graphs may wait for their backward.
+    """Tokens whose graphs may wait for their backward: prompts, and with `stream = "turn"` live trajectories.
 
-    Prompts past it run forward twice, with the same result."""
+    Prompts past it run forward twice, trajectories past it when their text is complete, with the same result."""
     max_open_groups: int = Field(default=64, ge=1)
     """Groups that may hold gradient buffers; past it, work falls back to group level."""
     learning_rate: float = Field(default=1e-5, gt=0)
@@ -128,16 +131,6 @@ class LearnerConfig(_Section):
     """The gradient is clipped once, after settle."""
     max_mismatch: float | None = Field(default=None, gt=0)
     """Stop when |learner - behavior log-prob| of any token passes this many nats."""
-
-    @model_validator(mode="after")
-    def _known_level(self) -> LearnerConfig:
-        if self.stream in ("turn", "auto"):
-            raise ValueError(
-                f'`learner.stream = "{self.stream}"` is not available yet; use "trajectory", "group" or "batch"'
-            )
-        if self.stream not in ("batch", "group", "trajectory"):
-            raise ValueError(f'expected `learner.stream` "batch", "group" or "trajectory", got "{self.stream}"')
-        return self
 
 
 class RolloutConfig(_Section):
@@ -282,6 +275,11 @@ class Config(_Section):
     """Steps between checkpoints; 0: only at the end."""
     show_sample_every: int = Field(default=5, ge=0)
     """Steps between printed transcripts; 0: never."""
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"], ...] = ()
+    """Experiment trackers that get the metrics of `train` and `sft` too; each needs the extra of its name."""
+    placement: Literal["inline", "elastic", "split"] | None = None
+    """Where engine and learner live: in two processes that share all cores ("elastic") or half of them each ("split"),
+    or in turn in one ("inline"). None: elastic on a CPU with several cores, else inline."""
     model: ModelConfig = ModelConfig()
     """The policy."""
     algorithm: AlgorithmConfig = AlgorithmConfig()

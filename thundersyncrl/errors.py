@@ -89,3 +89,7 @@ class PublishError(ThunderSyncError, RuntimeError):
 
 class WatchdogError(ThunderSyncError, RuntimeError):
     """A wait that has a name passed its limit."""
+
+
+class WorkerError(ThunderSyncError, RuntimeError):
+    """A process of the run ended, or answered what can't be read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from thundersyncrl.errors import RolloutError
@@ -23,16 +23,16 @@ class Evaluated:
 
 
 async def evaluate(
-    setting: Setting, tasks: Sequence[Task], *, samples_per_task: int, observer: Observer, wake: Callable[[], None]
+    setting: Setting, tasks: Sequence[Task], *, samples_per_task: int, observer: Observer
 ) -> EvaluationResult:
     """Return pass rates over `samples_per_task` trajectories of every task."""
     started = time.perf_counter()
-    ends = await play_all(setting, tasks, samples_per_task=samples_per_task, observer=observer, wake=wake)
+    ends = await play_all(setting, tasks, samples_per_task=samples_per_task, observer=observer)
     return summarise(ends, seconds=time.perf_counter() - started)
 
 
 async def play_all(
-    setting: Setting, tasks: Sequence[Task], *, samples_per_task: int, observer: Observer, wake: Callable[[], None]
+    setting: Setting, tasks: Sequence[Task], *, samples_per_task: int, observer: Observer
 ) -> list[Evaluated]:
     """Return the graded trajectories of every task, in order; a failure is a trajectory without a reward."""
     done = 0
@@ -48,7 +48,6 @@ async def play_all(
                 except RolloutError:
                     reward = None  # no verdict: counted as failed, in no rate
         done += 1
-        wake()
         observer.progress("graded trajectories", done, len(tasks) * samples_per_task)
         return Evaluated(trajectory=trajectory, reward=reward)
 

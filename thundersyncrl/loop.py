@@ -10,17 +10,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from thundersyncrl.environments.task_order import TaskOrder
 from thundersyncrl.errors import PublishError, RolloutError
-from thundersyncrl.learner.learner import Learner
+from thundersyncrl.observe.bound import step_time
+from thundersyncrl.observe.events import record
 from thundersyncrl.observe.observer import Observer
+from thundersyncrl.observe.timeline import SHARED_CORE, windows
 from thundersyncrl.records import Receipt, Status, StepReport
 from thundersyncrl.rollout.collector import Collector, Played
 from thundersyncrl.rollout.driver import Setting
-from thundersyncrl.runtime.inline import InlineRuntime
+from thundersyncrl.runtime.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +30,7 @@ class Training:
     """The parts of a run that the loop moves."""
 
     setting: Setting
-    learner: Learner
-    runtime: InlineRuntime
+    trainer: Trainer
     tasks: TaskOrder
     observer: Observer
     groups_per_step: int
@@ -37,22 +38,24 @@ class Training:
     extra_groups: int = 0
     """Groups that may be started in place of uniform ones."""
     max_retries: int = 1
+    shares_core: bool = False
+    """Whether engine and learner take turns on one thread, so that neither can work while the other does."""
 
 
 async def train(
-    training: Training, *, first_step: int, num_steps: int, after_step: Callable[[StepReport], None]
+    training: Training, *, first_step: int, num_steps: int, after_step: Callable[[StepReport], Awaitable[None]]
 ) -> None:
-    """Run steps `first_step` .. `num_steps` - 1; the runtime is serving and the learner's version is live."""
+    """Run steps `first_step` .. `num_steps` - 1; engine and learner are serving and the learner's version is live."""
     for step in range(first_step, num_steps):
         report = await train_step(training, step)
         training.observer.step(report)
-        after_step(report)
+        await after_step(report)
 
 
 async def train_step(training: Training, step: int) -> StepReport:
     """Return the report of one step: one policy, one gradient, one optimizer step."""
-    started, learner = time.perf_counter(), training.learner
-    await training.runtime.call(learner.begin_step)
+    started, trainer = time.monotonic(), training.trainer
+    await trainer.begin_step()
     collector = _collector(training, step)
     tasks = training.tasks.take(training.groups_per_step)
     extra = training.extra_groups
@@ -61,15 +64,25 @@ async def train_step(training: Training, step: int) -> StepReport:
         wanted = min(extra, training.groups_per_step - collector.num_groups + collector.num_uniform_groups)
         extra -= wanted
         tasks = training.tasks.take(wanted)
-    sampled = time.perf_counter()
-    learner.seal()
-    await training.runtime.drain()
-    metrics = await training.runtime.call(learner.finish_step)
-    learned = time.perf_counter()
+    sampled = time.monotonic()
+    trainer.seal()
+    metrics = await trainer.finish_step()
+    learned = time.monotonic()
+    record(training.setting.events, sampled, "controller", "settle", step=step)
     await publish(training)
     times = {"time_rollout_s": sampled - started, "time_learner_tail_s": learned - sampled}
-    times["time_publish_s"] = time.perf_counter() - learned
-    return _report(collector, learner.version - 1, metrics, times)
+    times["time_publish_s"] = time.monotonic() - learned
+    metrics |= _where_time_went(training, step, started)
+    return _report(collector, trainer.version - 1, metrics, times)
+
+
+def _where_time_went(training: Training, step: int, started_s: float) -> dict[str, float]:
+    """Mark the end of a step in the log; return its idle time, overlap and bound, none where nothing is logged."""
+    log = training.setting.events
+    record(log, started_s, "controller", "step", step=step, detail=SHARED_CORE if training.shares_core else "")
+    events = log.flush(step)
+    marks = [window for window in windows(events) if window.step == step]
+    return step_time(events, marks[-1]).metrics() if marks else {}
 
 
 async def publish(training: Training) -> Receipt:
@@ -78,8 +91,9 @@ async def publish(training: Training) -> Receipt:
     Raises:
         PublishError: the engine confirms other weights than the learner's.
     """
-    version, expected = training.learner.version, training.learner.policy.digest()
+    version, expected, start = training.trainer.version, training.trainer.digest, time.monotonic()
     receipt = await training.setting.engine.publish(version)
+    record(training.setting.events, start, "controller", "publish")
     if (receipt.version, receipt.digest) != (version, expected):
         raise PublishError(
             f"expected a receipt for version {version} with digest {expected}, got version {receipt.version} with "
@@ -97,11 +111,10 @@ def _collector(training: Training, step: int) -> Collector:
 
     collector = Collector(
         setting=training.setting,
-        sink=training.learner,
+        sink=training.trainer,
         step=step,
         group_size=training.group_size,
         max_retries=training.max_retries,
-        wake=training.runtime.wake,
         on_played=on_played,
     )
     return collector

@@ -11,20 +11,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from thundersyncrl.build import Parts, build, setting_of
+from thundersyncrl.build import Parts, build, placement_of, setting_of
 from thundersyncrl.config import Config
 from thundersyncrl.environments.task_order import TaskOrder
 from thundersyncrl.evaluation import evaluate, play_all
 from thundersyncrl.loop import Training, publish, train
+from thundersyncrl.observe.event_file import EventWriter
+from thundersyncrl.observe.events import record
 from thundersyncrl.observe.observer import EvaluationResult, Observer
 from thundersyncrl.records import StepReport
-from thundersyncrl.runtime.checkpoint import (
-    Progress,
-    latest_checkpoint,
-    load_checkpoint,
-    load_weights,
-    save_checkpoint,
-)
+from thundersyncrl.runtime.checkpoint import latest_checkpoint, load_weights
+from thundersyncrl.runtime.learner_host import Stand
 from thundersyncrl.runtime.run_folder import RunFolder
 from thundersyncrl.warm_start import WarmStart, run_warm_start
 
@@ -52,7 +49,7 @@ async def _serving(parts: Parts) -> AsyncGenerator[None, None]:
         server.cancel()
         await asyncio.gather(server, return_exceptions=True)
         await parts.engine.close()
-        parts.runtime.close()
+        await parts.runtime.close()
 
 
 async def _evaluate(parts: Parts, name: str) -> EvaluationResult | None:
@@ -60,14 +57,15 @@ async def _evaluate(parts: Parts, name: str) -> EvaluationResult | None:
     if settings is None:
         return None
     parts.observer.phase("evaluation", name)
+    start = time.monotonic()
     setting = setting_of(parts, temperature=settings.temperature, seed=parts.config.seed + 1)
     result = await evaluate(
         setting,
         parts.heldout_tasks,
         samples_per_task=settings.samples_per_task,
         observer=parts.observer,
-        wake=parts.runtime.wake,
     )
+    record(parts.events, start, "controller", "evaluation", detail=name)
     parts.pass_rates[name] = result.pass_rate
     parts.observer.evaluation(name, result)
     return result
@@ -78,17 +76,18 @@ async def _warm_start(parts: Parts) -> None:
     if settings is None:
         return
     parts.observer.phase("warm start", f"{settings.steps} supervised steps on {settings.batch_size} transcripts each")
+    start = time.monotonic()
     await run_warm_start(
         WarmStart(
-            policy=parts.policy,
+            trainer=parts.trainer,
             renderer=parts.renderer,
             environment_factory=parts.environments,
             tasks=TaskOrder(parts.train_tasks, seed=parts.config.seed + 2, weights=settings.weights),
             observer=parts.observer,
             settings=settings,
-            pack_tokens=parts.config.learner.pack_tokens,
         )
     )
+    record(parts.events, start, "controller", "warm start")
 
 
 def train_run(config: Config, *, resume: bool, sink: Observer) -> dict[str, Any]:
@@ -97,29 +96,35 @@ def train_run(config: Config, *, resume: bool, sink: Observer) -> dict[str, Any]
 
 
 async def _train_run(config: Config, *, resume: bool, observer: Observer) -> dict[str, Any]:
-    parts, folder = build(config, observer), RunFolder(Path(config.run))
+    start, folder, placement = time.monotonic(), RunFolder(Path(config.run)), placement_of(config)
+    parts = await build(config, observer, placement=placement, events=EventWriter(folder.events))
+    record(parts.events, start, "controller", "start-up", detail=placement)
     run = _RunState(parts, folder)
-    async with _serving(parts):
-        first_step = run.resume() if resume else await _prepare(parts, run)
-        order = TaskOrder(
-            parts.train_tasks, seed=_data_seed(config), position=run.task_position, weights=config.tasks.weights
-        )
-        training = Training(
-            setting=setting_of(parts, temperature=config.rollout.temperature, seed=config.seed),
-            learner=parts.learner,
-            runtime=parts.runtime,
-            tasks=order,
-            observer=observer,
-            groups_per_step=config.rollout.groups_per_step,
-            group_size=config.rollout.group_size,
-            extra_groups=config.algorithm.extra_groups,
-            max_retries=config.rollout.max_retries,
-        )
-        observer.phase("training", f"{config.steps} steps of {config.rollout.groups_per_step} groups")
-        if resume:
-            await publish(training)
-        await _train_in_parts(parts, run, training, first_step)
-        await _evaluate(parts, "after")
+    try:
+        async with _serving(parts):
+            first_step = await run.resume() if resume else await _prepare(parts, run)
+            parts.events.flush(first_step - 1)
+            order = TaskOrder(
+                parts.train_tasks, seed=_data_seed(config), position=run.task_position, weights=config.tasks.weights
+            )
+            training = Training(
+                setting=setting_of(parts, temperature=config.rollout.temperature, seed=config.seed),
+                trainer=parts.trainer,
+                tasks=order,
+                observer=observer,
+                groups_per_step=config.rollout.groups_per_step,
+                group_size=config.rollout.group_size,
+                extra_groups=config.algorithm.extra_groups,
+                max_retries=config.rollout.max_retries,
+                shares_core=placement == "inline",
+            )
+            observer.phase("training", f"{config.steps} steps of {config.rollout.groups_per_step} groups")
+            if resume:
+                await publish(training)
+            await _train_in_parts(parts, run, training, first_step)
+            await _evaluate(parts, "after")
+    finally:
+        parts.events.flush(run.next_step)  # what led to a failure is on disk too
     return run.summary()
 
 
@@ -130,8 +135,8 @@ async def _prepare(parts: Parts, run: _RunState) -> int:
         await _warm_start(parts)
         await parts.engine.publish(1)
         await _evaluate(parts, "warm")
-    parts.learner.version = parts.engine.version
-    run.save(next_step=0, position=0)
+    await parts.trainer.begin_version(parts.engine.version)
+    await run.save(next_step=0, position=0)
     return 0
 
 
@@ -139,11 +144,11 @@ async def _train_in_parts(parts: Parts, run: _RunState, training: Training, firs
     """Train, stopping where an evaluation is due; checkpoints are written after steps."""
     config, every = parts.config, parts.config.evaluation.every if parts.config.evaluation else 0
 
-    def after_step(report: StepReport) -> None:
+    async def after_step(report: StepReport) -> None:
         run.note(report)
         done = report.step + 1
         if done == config.steps or (config.checkpoint_every and done % config.checkpoint_every == 0):
-            run.save(next_step=done, position=training.tasks.position)
+            await run.save(next_step=done, position=training.tasks.position)
 
     step = first_step
     while step < config.steps:
@@ -164,33 +169,32 @@ class _RunState:
         self._seconds_before = 0.0
         self._mismatch_max = 0.0
         self.task_position = 0
+        self.next_step = 0
 
-    def resume(self) -> int:
-        progress = load_checkpoint(latest_checkpoint(self._folder.path), self._parts.learner)
+    async def resume(self) -> int:
+        progress = await self._parts.trainer.load(latest_checkpoint(self._folder.path))
         self._folder.truncate(progress.next_step)
         self._parts.pass_rates.update(progress.pass_rates)
         self.task_position, self._seconds_before = progress.task_position, progress.seconds
+        self.next_step = progress.next_step
         return progress.next_step
 
     def note(self, report: StepReport) -> None:
+        self.next_step = report.step + 1
         self._mismatch_max = max(self._mismatch_max, report.metrics.get("mismatch_max", 0.0))
 
     @property
     def seconds(self) -> float:
         return self._seconds_before + time.monotonic() - self._started
 
-    def save(self, *, next_step: int, position: int) -> None:
-        learner = self._parts.learner
-        progress = Progress(
+    async def save(self, *, next_step: int, position: int) -> None:
+        stand = Stand(
             next_step=next_step,
-            version=learner.version,
             task_position=position,
-            num_rewards=learner.running_mean.num_rewards,
-            reward_mean=learner.running_mean.mean,
             pass_rates=dict(self._parts.pass_rates),
             seconds=self.seconds,
         )
-        save_checkpoint(self._folder.checkpoints, learner, progress)
+        await self._parts.trainer.save(self._folder.checkpoints, stand)
 
     def summary(self) -> dict[str, Any]:
         rates = self._parts.pass_rates
@@ -211,7 +215,8 @@ def sft_run(config: Config, observer: Observer) -> dict[str, Any]:
     """Run only the warm start, evaluate, and keep a checkpoint."""
 
     async def run() -> dict[str, Any]:
-        parts = build(config, observer)
+        # a supervised step and an evaluation have nothing to overlap with
+        parts = await build(config, observer, placement="inline")
         state = _RunState(parts, RunFolder(Path(config.run)))
         async with _serving(parts):
             await _prepare(parts, state)
@@ -224,8 +229,9 @@ def eval_run(config: Config, *, checkpoint: Path | None, observer: Observer) -> 
     """Evaluate the model as it comes, or a run's newest checkpoint."""
 
     async def run() -> dict[str, Any]:
-        parts = build(config, observer)
+        parts = await build(config, observer, placement="inline")
         if checkpoint is not None:
+            assert parts.policy is not None
             load_weights(parts.policy, latest_checkpoint(checkpoint))
         async with _serving(parts):
             await parts.engine.publish(0)
@@ -239,7 +245,7 @@ def rollout_run(config: Config, *, num: int, output: Path, observer: Observer) -
     """Sample groups of training tasks into a JSONL file, without a learner step."""
 
     async def run() -> dict[str, Any]:
-        parts = build(config, observer)
+        parts = await build(config, observer, placement="inline")
         async with _serving(parts):
             await parts.engine.publish(0)
             setting = setting_of(parts, temperature=config.rollout.temperature, seed=config.seed)
@@ -250,7 +256,6 @@ def rollout_run(config: Config, *, num: int, output: Path, observer: Observer) -
                 tasks,
                 samples_per_task=config.rollout.group_size,
                 observer=observer,
-                wake=parts.runtime.wake,
             )
         rows = [_row(end.trajectory, end.reward.value if end.reward else None) for end in ends]
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -80,6 +80,7 @@ def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
 def test_a_resumed_run_may_go_further_and_record_otherwise(tmp_path: Path) -> None:
     began(tmp_path / "run")
     overrides = ("steps=99", "checkpoint_every=1", "show_sample_every=0", "model.threads=1", "evaluation.every=3")
+    overrides = (*overrides, "trackers=tensorboard")
     assert {override.partition("=")[0] for override in overrides} == MAY_DIFFER - {"run"}
     folder = open_run(config_of(tmp_path / "run", *overrides), resume=True)
     assert load_config(folder.config).steps == 99

@@ -12,6 +12,7 @@ Shapes: B sequences, S spans, W width of hidden states.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from thundersyncrl.errors import NumericsError
+from thundersyncrl.observe.events import EventLog, NoEvents, record
 from thundersyncrl.records import FinishReason
 from thundersyncrl.rollout.decoder import Decoder, Place, Span
 from thundersyncrl.rollout.engine import Sample, SampleRequest
@@ -66,6 +68,8 @@ class Call:
     answer: Callable[[Sample], None]
     fail: Callable[[Exception], None]
     is_cancelled: bool = False
+    since_s: float = field(default_factory=time.monotonic)
+    """Arrival."""
     token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
 
@@ -121,6 +125,7 @@ class Batcher:
         decode: Callable[[Sequence[int]], str] | None,
     ):
         self.version = -1
+        self.events: EventLog = NoEvents()
         self._decoder = decoder
         self._cache = KvCache(decoder.cache_shape, cache_tokens=cache_tokens)
         self._sessions = SessionCache(self._cache)
@@ -166,9 +171,11 @@ class Batcher:
 
     def go_live(self, version: int) -> None:
         """Forget all keys and values and sample from the policy's present weights. No request may be live."""
+        start = time.monotonic()
         self._sessions.clear()
         self._decoder.refresh()
         self.version = version
+        record(self.events, start, "engine", "publish")
 
     def free(self) -> None:
         """Drop every request and all memory."""
@@ -194,6 +201,7 @@ class Batcher:
         Raises:
             NumericsError: a logit isn't finite.
         """
+        start = time.monotonic()
         self._admit()
         if not self._running:
             return
@@ -202,8 +210,11 @@ class Batcher:
         ready, hidden = self._forward(decoding, prefill)
         self._num_slices += 1
         self._num_decode_steps += bool(decoding)
+        tokens = len(decoding) + sum(len(span.token_ids) for span in prefill.spans)
         if ready:
             self._draw(ready, hidden)
+        kinds = [kind for kind, some in (("decode", decoding), ("prefill", prefill.spans)) if some]
+        record(self.events, start, "engine", " and ".join(kinds) or "decode", tokens=tokens)
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._max_concurrent:
@@ -212,7 +223,9 @@ class Batcher:
                 session = self._sessions.open(request)
             except CacheFull:
                 return  # first come, first served: a small request must not starve a large one
-            self._running.append(_Running(call=self._waiting.popleft(), session=session))
+            call = self._waiting.popleft()
+            self._running.append(_Running(call=call, session=session))
+            record(self.events, call.since_s, "controller", "queue", trajectory=request.session)
 
     def _plan_prefill(self) -> _Prefill:
         prefill = _Prefill(room=PREFILL_TOKENS)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from thundersyncrl.errors import RolloutError
-from thundersyncrl.records import GroupId, Outcome, Reward, Status, Task, Trajectory, TrajectoryId
+from thundersyncrl.records import GroupId, Outcome, Reward, Status, Task, Trajectory, TrajectoryId, Turn
 from thundersyncrl.rollout.driver import Episode, Setting, outcome_of
 
 RETRIED = frozenset({"engine", "environment", "tool", "cancelled", "crash"})
@@ -26,6 +26,8 @@ class Sink(Protocol):
     """Takes what the collector hands on; the learner is one."""
 
     def open_group(self, group: GroupId, members: Iterable[TrajectoryId]) -> None: ...
+
+    def turn(self, member: TrajectoryId, turns: Sequence[Turn]) -> None: ...
 
     def text(self, trajectory: Trajectory) -> None: ...
 
@@ -51,7 +53,6 @@ class Collector:
     Args:
         setting: what all episodes share.
         sink: where texts and rewards go.
-        wake: called after each hand-over.
         on_played: called with each trajectory's end.
     """
 
@@ -60,7 +61,6 @@ class Collector:
     step: int
     group_size: int
     max_retries: int
-    wake: Callable[[], None]
     on_played: Callable[[Played], None]
     played: list[Played] = field(default_factory=list[Played])
     num_groups: int = 0
@@ -80,7 +80,7 @@ class Collector:
 
     async def _member(self, id: TrajectoryId, task: Task) -> None:
         for attempt in range(self.max_retries + 1):
-            async with Episode(self.setting, id=id, task=task) as episode:
+            async with Episode(self.setting, id=id, task=task, on_turn=self.sink.turn) as episode:
                 trajectory = await episode.play()
                 failed = trajectory.outcome.status is Status.FAILED
                 if failed and trajectory.outcome.cause in RETRIED and attempt < self.max_retries:
@@ -93,20 +93,16 @@ class Collector:
     async def _hand_over(self, episode: Episode, trajectory: Trajectory) -> Played:
         id = trajectory.id
         if not trajectory.outcome.is_usable:
-            self._tell(lambda: self.sink.lose(id))
+            self.sink.lose(id)
             return Played(trajectory=trajectory, reward=None, outcome=trajectory.outcome)
-        self._tell(lambda: self.sink.text(trajectory))  # before the verifier runs
+        self.sink.text(trajectory)  # before the verifier runs
         try:
             reward = await episode.grade()
         except RolloutError as error:
-            self._tell(lambda: self.sink.lose(id))
+            self.sink.lose(id)
             return Played(trajectory=trajectory, reward=None, outcome=outcome_of(error))
-        self._tell(lambda: self.sink.reward(id, reward.value))
+        self.sink.reward(id, reward.value)
         return Played(trajectory=trajectory, reward=reward, outcome=trajectory.outcome)
-
-    def _tell(self, hand_over: Callable[[], None]) -> None:
-        hand_over()
-        self.wake()
 
     @property
     def num_uniform_groups(self) -> int:

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import math
 import time
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
 from typing import Self
 
-from thundersyncrl.environments.environment import Environment, EnvironmentFactory, Observation
+from thundersyncrl.environments.environment import Environment, Observation
 from thundersyncrl.errors import (
     EngineError,
     EnvironmentFailure,
@@ -31,6 +30,7 @@ from thundersyncrl.errors import (
     TimeLimitError,
     VerifierError,
 )
+from thundersyncrl.observe.events import record
 from thundersyncrl.records import (
     FinishReason,
     Outcome,
@@ -42,41 +42,13 @@ from thundersyncrl.records import (
     Turn,
 )
 from thundersyncrl.rollout.boundary import GRACE_S, attributed, outcome_of, result_of, stop, within
-from thundersyncrl.rollout.engine import Engine, Sample, SampleRequest
-from thundersyncrl.rollout.renderer import Renderer
+from thundersyncrl.rollout.engine import Sample, SampleRequest, request_seed
+from thundersyncrl.rollout.setting import Limits, Setting
+
+__all__ = ["CLOSE_LIMIT_S", "Episode", "Limits", "Setting", "outcome_of", "request_seed"]
 
 CLOSE_LIMIT_S = 30.0
 """How long an environment may take to remove its world."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What one trajectory may use."""
-
-    max_turns: int
-    max_turn_tokens: int
-    """Sampled tokens of one turn."""
-    max_action_tokens: int
-    """Sampled tokens of the whole trajectory."""
-    context_tokens: int
-    """Prompt, actions and observations together; the engine's own limit holds too."""
-    trajectory_limit_s: float
-    """Wall time from opening the world to the end of the text."""
-    grade_limit_s: float
-    """Wall time of the verifier."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What the episodes of a run share."""
-
-    engine: Engine
-    renderer: Renderer
-    environment_factory: EnvironmentFactory
-    limits: Limits
-    temperature: float
-    seed: int
-    """The run's seed; each request gets its own from it."""
 
 
 class Episode:
@@ -89,12 +61,23 @@ class Episode:
             trajectory = await episode.play()
             ...
             reward = await episode.grade()
+
+    Args:
+        on_turn: hears of all turns so far when one more is sampled, before the environment acts on it.
     """
 
-    def __init__(self, setting: Setting, *, id: TrajectoryId, task: Task) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        *,
+        id: TrajectoryId,
+        task: Task,
+        on_turn: Callable[[TrajectoryId, Sequence[Turn]], None] | None = None,
+    ) -> None:
         self._setting = setting
         self._id = id
         self._task = task
+        self._on_turn = on_turn
         self._environment: Environment | None = None
         self._trajectory: Trajectory | None = None
         self._turns: list[Turn] = []
@@ -139,6 +122,8 @@ class Episode:
         finally:
             self._setting.engine.release(str(self._id))
         self._seconds["wall_s"] = time.monotonic() - start
+        how = f"{outcome.status} ({outcome.cause})" if outcome.cause else str(outcome.status)
+        self._record(start, "trajectory", tokens=self._num_action_tokens, detail=how)
         self._trajectory = Trajectory(
             id=self._id,
             task=self._task,
@@ -167,10 +152,11 @@ class Episode:
             raise PhaseError(f"expected an open episode with a usable trajectory, got a call of `grade` ({self._id})")
         limit_s = self._setting.limits.grade_limit_s
         what = f"environment.grade ({self._id}, {self._task.id})"
-        with attributed(VerifierError, what):
+        with self._timed("verifier") as details, attributed(VerifierError, what):
             reward = await within(self._environment.grade(), limit_s=limit_s, what=what)
             if not math.isfinite(reward.value):
                 raise VerifierError(f"expected a finite reward, got {reward.value} ({what})")
+            details.append(repr(float(reward.value)))
         return reward
 
     async def close(self) -> None:
@@ -185,7 +171,7 @@ class Episode:
             return
         what = f"environment.close ({self._id})"
         task = asyncio.ensure_future(within(environment.close(), limit_s=CLOSE_LIMIT_S, what=what))
-        with attributed(EnvironmentFailure, what):
+        with self._timed("environment close"), attributed(EnvironmentFailure, what):
             try:
                 await asyncio.shield(task)
             except asyncio.CancelledError:
@@ -223,6 +209,8 @@ class Episode:
                 raise InvalidOutputError(
                     f"expected at least one sampled token, got none ({self._where}); nothing can be trained"
                 )
+            if self._on_turn is not None:
+                self._on_turn(self._id, self._turns)  # its forward may run while the tool does
             try:
                 observation = await self._act(environment, turn)
             except TimeLimitError:
@@ -239,29 +227,38 @@ class Episode:
     def _where(self) -> str:
         return f"{self._id}, turn {len(self._turns)}"
 
+    def _record(self, start_s: float, what: str, *, tokens: int = 0, detail: str = "") -> None:
+        actor = "controller" if what in ("sample", "trajectory") else "sandbox"
+        log, id = self._setting.events, self._id
+        record(log, start_s, actor, what, step=id.step, trajectory=str(id), tokens=tokens, detail=detail)
+
+    @contextlib.contextmanager
+    def _timed(self, what: str, key: str = "") -> Generator[list[str], None, None]:
+        start, details = time.monotonic(), list[str]()
+        try:
+            yield details
+        finally:
+            if key:
+                self._seconds[key] += time.monotonic() - start
+            self._record(start, what, detail="".join(details))
+
     def _note(self, role: str, content: str) -> None:
         self._messages.append({"role": role, "content": content})
 
     async def _open(self) -> Environment:
-        start = time.monotonic()
         what = f"environment.open ({self._id}, {self._task.id})"
-        with attributed(EnvironmentFailure, what):
+        with self._timed("environment open", "open_s"), attributed(EnvironmentFailure, what):
             self._environment = self._setting.environment_factory(self._task)
             await within(self._environment.open(), limit_s=self._left_s, what=what)
-        self._seconds["open_s"] += time.monotonic() - start
         return self._environment
 
     async def _act(self, environment: Environment, turn: Turn) -> Observation:
-        start = time.monotonic()
         action = self._setting.renderer.text(turn.action_ids)
         self._note("assistant", action)
         what = f"environment.act ({self._where})"
-        try:
-            with attributed(EnvironmentFailure, what):
-                observation = await within(environment.act(action), limit_s=self._left_s, what=what)
-                self._num_malformed += observation.is_malformed
-        finally:
-            self._seconds["tool_s"] += time.monotonic() - start
+        with self._timed("tool", "tool_s"), attributed(EnvironmentFailure, what):
+            observation = await within(environment.act(action), limit_s=self._left_s, what=what)
+            self._num_malformed += observation.is_malformed
         if not observation.done:
             self._note("user", observation.text)
         return observation
@@ -308,12 +305,8 @@ class Episode:
             stop_ids=self._setting.renderer.stop_ids,
             shared_prefix=str(self._id.group_id),
         )
-        start = time.monotonic()
-        try:
-            with attributed(EngineError, f"engine.sample ({self._where})"):
-                return self._checked(observation_ids, await self._ask(request))
-        finally:
-            self._seconds["sample_s"] += time.monotonic() - start
+        with self._timed("sample", "sample_s"), attributed(EngineError, f"engine.sample ({self._where})"):
+            return self._checked(observation_ids, await self._ask(request))
 
     async def _ask(self, request: SampleRequest) -> Sample:
         """Return the sample; at the time limit cancel the request and return what there is."""
@@ -367,17 +360,6 @@ class Episode:
         if self._turns:
             return _truncated("time", reason)
         return Outcome(status=Status.FAILED, cause="timeout", reason=reason)
-
-
-def request_seed(seed: int, id: TrajectoryId, turn: int) -> int:
-    """Return the seed of one request, in [0, 2^63): the same in every process, and apart for each turn.
-
-    Example:
-        >>> request_seed(0, TrajectoryId(1, 2, 3), 0)
-        6349546869149258714
-    """
-    digest = hashlib.blake2b(f"{seed}/{id}/turn={turn}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
 
 
 def _truncated(cause: str, reason: str) -> Outcome:

@@ -21,6 +21,7 @@ from typing import Generic, TypeVar
 
 from thundersyncrl.errors import ConfigError, EngineError, PublishError
 from thundersyncrl.learner.policy import Policy
+from thundersyncrl.observe.events import EventLog
 from thundersyncrl.records import Receipt
 from thundersyncrl.rollout.batching import Batcher, Call, EngineStats
 from thundersyncrl.rollout.decoder import Decoder
@@ -117,6 +118,10 @@ class EmbeddedEngine:
     def stats(self) -> EngineStats:
         """Counts for metrics."""
         return self._batcher.stats
+
+    def log_to(self, events: EventLog) -> None:
+        """Tell this log of every slice from now on."""
+        self._batcher.events = events
 
     async def sample(self, request: SampleRequest) -> Sample:
         self._check(request)

@@ -11,10 +11,11 @@ Who waits for what:
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Protocol
 
-from thundersyncrl.records import FinishReason, Receipt
+from thundersyncrl.records import FinishReason, Receipt, TrajectoryId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,17 @@ class Sample:
     """[T_act] nats, after temperature."""
     finish: FinishReason
     version: int
+
+
+def request_seed(seed: int, id: TrajectoryId, turn: int) -> int:
+    """Return the seed of one request, in [0, 2^63): the same in every process, and apart for each turn.
+
+    Example:
+        >>> request_seed(0, TrajectoryId(1, 2, 3), 0)
+        6349546869149258714
+    """
+    digest = hashlib.blake2b(f"{seed}/{id}/turn={turn}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
 
 
 class Engine(Protocol):

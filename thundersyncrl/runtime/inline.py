@@ -4,19 +4,18 @@
 | ------- | ------------------------------- | ------------------------------- |
 | a slice | the compute thread              | the slice before it             |
 | serve   | work of the engine or learner   | `wake`, called with new work    |
-| drain   | the learner to run out of work  | the learner's last slice        |
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from thundersyncrl.errors import WatchdogError
 from thundersyncrl.rollout.engine import Worker
+from thundersyncrl.runtime.learner_host import LearnerHost
 
 T = TypeVar("T")
 
@@ -83,24 +82,32 @@ class InlineRuntime:
             if not await self.call(self._slice):
                 await self._event.wait()
 
-    async def drain(self, *, limit_s: float = 3600.0) -> None:
-        """Return when the learner has no work left.
-
-        Raises:
-            WatchdogError: it still has some after `limit_s`.
-        """
-        deadline = time.monotonic() + limit_s
-        # asked on the compute thread: in the middle of a slice the answer would mean nothing
-        while await self.call(lambda: self._learner.has_work):
-            if time.monotonic() > deadline:
-                raise WatchdogError(f"expected the learner to run out of work within {limit_s:.0f} s, it has not")
-            self._event.set()
-            await asyncio.sleep(0)
-
     async def call(self, function: Callable[[], T]) -> T:
         """Run a function on the compute thread, between slices, and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Let the compute thread end. Idempotent."""
         self._thread.shutdown(wait=True, cancel_futures=True)
+
+
+class InlineTransport:
+    """Implements `Transport`: calls that answer run on the compute thread, between slices."""
+
+    def __init__(self, runtime: InlineRuntime, host: LearnerHost):
+        self._runtime = runtime
+        self._host = host
+
+    def tell(self, method: str, *args: Any) -> None:
+        getattr(self._host, method)(*args)
+        self._runtime.wake()
+
+    async def ask(self, method: str, *args: Any, limit_s: float) -> Any:
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._runtime.call(lambda: getattr(self._host, method)(*args))
+        except TimeoutError:
+            raise WatchdogError(
+                f"expected the learner to answer `{method}` within {limit_s:g} s, it has not; raise the limit, or "
+                "give it less work"
+            ) from None

@@ -18,9 +18,18 @@ def append_line(path: Path, row: Mapping[str, Any]) -> None:
     Raises:
         NumericsError: a number that isn't finite; the message says under which key. Nothing is written.
     """
-    line = _line(row, path)
+    append_lines(path, [row])
+
+
+def append_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Append several objects at once, as `append_line` does one.
+
+    Raises:
+        NumericsError: as `append_line`; then none of them is written.
+    """
+    text = "".join(_line(row, path) for row in rows)
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(line)
+        file.write(text)
 
 
 def replace_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -3,10 +3,14 @@
     config.toml         the resolved config, every key
     metrics.jsonl       steps, evaluations and phases
     transcripts.jsonl   every finished trajectory
+    events.jsonl        what every actor did when
     checkpoints/        weights, optimizer, random states, data position
     tasks/              task folders that the run generated, where the config names none
     curves.png          the metrics as a picture
+    trackers/           what experiment trackers keep on this machine
     summary.json        the result
+    report.html         the page that `report` writes, and
+    trace.json          its trace for Perfetto
 
 A new run never writes into a folder that holds anything; a resumed one only where the same run went before.
 """
@@ -26,7 +30,9 @@ from thundersyncrl.config_toml import to_toml
 from thundersyncrl.errors import ConfigError
 from thundersyncrl.runtime.json_lines import read_lines, replace_lines
 
-MAY_DIFFER = frozenset({"steps", "run", "checkpoint_every", "show_sample_every", "model.threads", "evaluation.every"})
+MAY_DIFFER = frozenset(
+    {"steps", "run", "checkpoint_every", "show_sample_every", "trackers", "model.threads", "evaluation.every"}
+)
 """Keys that a resumed run may change: none of them changes what a step computes."""
 
 
@@ -47,6 +53,22 @@ class RunFolder:
     @property
     def transcripts(self) -> Path:
         return self.path / "transcripts.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def trackers(self) -> Path:
+        return self.path / "trackers"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def trace(self) -> Path:
+        return self.path / "trace.json"
 
     @property
     def checkpoints(self) -> Path:
@@ -74,7 +96,8 @@ class RunFolder:
         A run goes on from a checkpoint that may be older than its last recorded step, so steps come again.
         """
         _keep_lines(self.metrics, lambda rows: _metrics_before(rows, next_step))
-        _keep_lines(self.transcripts, lambda rows: [row for row in rows if row["step"] < next_step])
+        for path in (self.transcripts, self.events):
+            _keep_lines(path, lambda rows: [row for row in rows if row["step"] < next_step])
         self.summary.unlink(missing_ok=True)
 
 
@@ -125,13 +148,15 @@ def _clear_for_new_run(folder: RunFolder) -> None:
         )
     folder.metrics.unlink(missing_ok=True)
     folder.transcripts.unlink(missing_ok=True)
+    folder.events.unlink(missing_ok=True)
 
 
 def _never_began(folder: RunFolder) -> bool:
     """Return True for a folder that is new or empty, or where a run failed before it measured anything."""
     if not folder.path.exists():
         return True
-    known = {folder.config, folder.metrics, folder.transcripts, folder.checkpoints, folder.tasks}
+    files = {folder.config, folder.metrics, folder.transcripts, folder.events}
+    known = files | {folder.checkpoints, folder.tasks, folder.trackers}
     if not known.issuperset(folder.path.iterdir()):
         return False
     if folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir()):
