@@ -48,6 +48,7 @@ def test_every_part_of_the_run_folder_is_named() -> None:
     page = (ROOT / "docs" / "run-folder.md").read_text(encoding="utf-8")
     folder = RunFolder(Path("run"))
     parts = (folder.config, folder.metrics, folder.transcripts, folder.checkpoints, folder.curves, folder.tasks)
+    parts = (*parts, folder.events, folder.trackers, folder.report)
     for part in (*parts, folder.summary):
         assert f"| `{part.name}" in page
     for key in MAY_DIFFER:

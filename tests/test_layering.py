@@ -14,6 +14,7 @@ PACKAGE = ROOT / "thundersyncrl"
 
 ROWS = (
     ("thundersyncrl.errors", "thundersyncrl.records"),
+    ("thundersyncrl.observe.events",),
     ("thundersyncrl.config", "thundersyncrl.config_keys", "thundersyncrl.config_toml"),
     ("thundersyncrl.algorithms",),
     ("thundersyncrl.learner",),
@@ -23,8 +24,10 @@ ROWS = (
     ("thundersyncrl.observe",),
     ("thundersyncrl.loop", "thundersyncrl.warm_start", "thundersyncrl.evaluation", "thundersyncrl.task_sets"),
     ("thundersyncrl.build",),
-    ("thundersyncrl.runs",),
-    ("thundersyncrl.certify", "thundersyncrl.check"),
+    ("thundersyncrl.runs", "thundersyncrl.worker"),
+    ("thundersyncrl.certify", "thundersyncrl.check", "thundersyncrl.bench"),
+    ("thundersyncrl.command_options",),
+    ("thundersyncrl.report_command", "thundersyncrl.tasks_command"),
     ("thundersyncrl.cli",),
 )
 """A module imports from the rows above its own, and within a package of its row. Names that share a row import each

@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from thundersyncrl.config import Config, EnvironmentConfig, load_config, parse_config
+from thundersyncrl.command_options import EXIT_CONFIG, AsJson, ConfigFile, Overrides, print_json
+from thundersyncrl.config import Config, load_config, parse_config
 from thundersyncrl.errors import ConfigError, ThunderSyncError
+from thundersyncrl.report_command import report
+from thundersyncrl.tasks_command import tasks_app
 
 if TYPE_CHECKING:
     from thundersyncrl.observe.observer import Observer
     from thundersyncrl.runtime.run_folder import RunFolder
 
-_EXIT_ERROR, _EXIT_CONFIG, _EXIT_INTERRUPT, _EXIT_TERMINATE = 1, 2, 130, 143
+_EXIT_ERROR, _EXIT_INTERRUPT, _EXIT_TERMINATE = 1, 130, 143
 
 app = typer.Typer(
     name="thundersyncrl",
@@ -33,16 +36,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-tasks_app = typer.Typer(help="Make, check and list task folders.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(tasks_app, name="tasks")
 
-ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="TOML file of the run.", show_default=False)]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Such as rollout.group_size=4.", show_default=False),
-]
-TaskFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of task folders.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, everything else on stderr.")]
 StartedAt = Annotated[
     float,
     typer.Option(
@@ -79,7 +74,7 @@ def train(
         summary["seconds"] = round(time.time() - started_at, 1)
     folder.write_summary(summary)
     _draw_curves(folder)
-    _print_json(summary)
+    print_json(summary)
 
 
 @app.command()
@@ -101,7 +96,7 @@ def sft(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False
 
         summary = dict(sft_run(settings, observer))
     folder.write_summary(summary)
-    _print_json(summary)
+    print_json(summary)
 
 
 @app.command("eval")
@@ -127,7 +122,7 @@ def evaluate(
         from thundersyncrl.runs import eval_run
 
         summary = dict(eval_run(settings, checkpoint=checkpoint, observer=observer))
-    _print_json(summary)
+    print_json(summary)
 
 
 @app.command()
@@ -154,7 +149,7 @@ def rollout(
         from thundersyncrl.runs import rollout_run
 
         summary = dict(rollout_run(settings, num=num, output=output, observer=observer))
-    _print_json(summary)
+    print_json(summary)
 
 
 @app.command()
@@ -201,93 +196,15 @@ def check(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = Fal
 
     findings = check_run(settings)
     if as_json:
-        _print_json({"ok": all(f.ok for f in findings), "checks": [f.to_json() for f in findings]})
+        print_json({"ok": all(f.ok for f in findings), "checks": [f.to_json() for f in findings]})
     else:
         for finding in findings:
             print(finding.line(), flush=True)
     if not all(finding.ok for finding in findings):
-        raise typer.Exit(_EXIT_CONFIG)
+        raise typer.Exit(EXIT_CONFIG)
 
 
-@tasks_app.command("make")
-def make_tasks_command(
-    folder: TaskFolder,
-    num: Annotated[int, typer.Option(min=1, help="Different tasks to make.")] = 240,
-    seed: Annotated[int, typer.Option(help="The same seed makes the same tasks.")] = 0,
-    split: Annotated[str, typer.Option(help='"train" or "heldout"; no task is ever in both.')] = "train",
-    kinds: Annotated[str, typer.Option(help="Such as copy,git; all kinds without it.")] = "",
-    difficulties: Annotated[str, typer.Option(help="Of easy,medium,hard; all without it.")] = "",
-) -> None:
-    """Write shell tasks as Harbor folders, evenly over kinds and difficulties.
-
-    \b
-    Example:
-        thundersyncrl tasks make tasks/train --num 240 --split train --kinds copy,move
-    """
-    from thundersyncrl.environments.shell_tasks import make_tasks
-
-    chosen = cast(Any, split)  # make_tasks refuses every other split by name
-    made = make_tasks(
-        folder, num=num, seed=seed, split=chosen, kinds=_listed(kinds), difficulties=_listed(difficulties)
-    )
-    print(f"made {len(made)} tasks in {folder}", flush=True)
-
-
-@tasks_app.command("check")
-def check_tasks_command(
-    folder: TaskFolder,
-    oracle: Annotated[bool, typer.Option("--oracle", help="Also run each task's solution in the sandbox.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Read every task of a folder, and with --oracle see that its own solution gets reward 1.
-
-    \b
-    Example:
-        thundersyncrl tasks check tasks/train --oracle
-    """
-    from thundersyncrl.check import check_oracles, describe_tasks
-    from thundersyncrl.environments.harbor import load_tasks
-
-    tasks = load_tasks(folder)
-    print(describe_tasks(tasks), file=sys.stderr if as_json else sys.stdout, flush=True)
-
-    def progress(done: int) -> None:
-        if done % 50 == 0:
-            print(f"  {done} of {len(tasks)} solutions run", file=sys.stderr, flush=True)
-
-    failed = [f for f in check_oracles(tasks, EnvironmentConfig(), progress) if not f.ok] if oracle else []
-    for finding in failed:
-        print(finding.line(), file=sys.stderr, flush=True)
-    if as_json:
-        _print_json({"tasks": len(tasks), "failed": [finding.to_json() for finding in failed]})
-    elif oracle:
-        print(f"{len(tasks) - len(failed)} of {len(tasks)} solutions get reward 1", flush=True)
-    if failed:
-        raise typer.Exit(_EXIT_CONFIG)
-
-
-@tasks_app.command("list")
-def list_tasks_command(folder: TaskFolder, as_json: AsJson = False) -> None:
-    """List the tasks of a folder: id, kind, difficulty, and whether they need several turns.
-
-    \b
-    Example:
-        thundersyncrl tasks list tasks/train
-    """
-    from thundersyncrl.environments.harbor import load_tasks
-
-    tasks = load_tasks(folder)
-    if as_json:
-        keys = ("id", "kind", "difficulty", "several_turns", "instruction")
-        _print_json({"tasks": [{key: getattr(task, key) for key in keys} for task in tasks]})
-        return
-    for task in tasks:
-        turns = "several turns" if task.several_turns else "one turn"
-        print(f"{task.id}\t{task.kind}\t{task.difficulty}\t{turns}", flush=True)
-
-
-def _listed(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+app.command()(report)
 
 
 def _certified_config(config: Path | None, overrides: list[str], *, tiny: bool) -> Config | None:
@@ -312,11 +229,12 @@ def _watched(config: Config, *, to_stderr: bool, folder: RunFolder | None = None
     from thundersyncrl.observe.display import make_display
     from thundersyncrl.observe.metrics import MetricsFile
     from thundersyncrl.observe.tee import Tee
+    from thundersyncrl.observe.trackers import make_trackers
     from thundersyncrl.observe.transcripts import TranscriptsFile
 
     files: list[Observer] = []
     if folder is not None:
-        files = [MetricsFile(folder.metrics), TranscriptsFile(folder.transcripts)]
+        files = [MetricsFile(folder.metrics), TranscriptsFile(folder.transcripts), make_trackers(config, folder)]
     display = make_display(
         sys.stderr if to_stderr else sys.stdout,
         num_steps=config.steps,
@@ -337,10 +255,6 @@ def _draw_curves(folder: RunFolder) -> None:
         plot_curves(folder.metrics, folder.curves)
     except ConfigError as error:
         print(f"no {folder.curves.name}: {error}", file=sys.stderr, flush=True)
-
-
-def _print_json(result: Mapping[str, Any]) -> None:
-    print(json.dumps(dict(result), allow_nan=False), flush=True)
 
 
 class _Termination:
@@ -388,7 +302,7 @@ def main() -> None:
             raise
         for text in dict.fromkeys(map(str, known)):
             print(f"error: {text}", file=sys.stderr, flush=True)
-        raise SystemExit(_EXIT_CONFIG if isinstance(known[0], ConfigError) else _EXIT_ERROR) from None
+        raise SystemExit(EXIT_CONFIG if isinstance(known[0], ConfigError) else _EXIT_ERROR) from None
     except SystemExit as exit_:
         if termination.came:
             raise SystemExit(_EXIT_TERMINATE) from None

@@ -290,6 +290,19 @@ def test_a_strange_world_gets_a_verdict_and_it_is_zero(command: str, tmp_path: P
 
 @pytest.mark.sandbox
 @pytest.mark.parametrize(
+    "made", ["mkfifo {file}", "ln -s /dev/zero {file}", "ln -s /app/fifo {file}; mkfifo /app/fifo"]
+)
+def test_an_archive_that_never_ends_gets_a_verdict_and_it_is_zero(made: str, tmp_path: Path) -> None:
+    packing = [task for task in every_variant("archives", "easy", seed=1) if "packs" in " ".join(task.scene.conditions)]
+    assert packing, "no task that makes an archive"
+    task = packing[0]
+    wanted = next(condition for condition in task.scene.conditions if condition.startswith("packs"))
+    file = wanted.split()[1]
+    assert reward(written(task, tmp_path), [block(f"rm -rf {file}; {made.format(file=file)}")]) == 0
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize(
     "body",
     [
         "(while :; do echo 1 > /logs/verifier/reward.txt; done) & echo",

@@ -30,6 +30,18 @@ def test_twenty_steps_streamed_equal_twenty_steps_in_batch(lora: bool):
     assert early > 0, "no gradient was taken before its group closed"
 
 
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("graph_tokens", [64, 100_000])
+def test_turn_level_equals_batch_level(lora: bool, graph_tokens: int):
+    """With room for some early forwards, and with room for all."""
+    batch = run_tiny(RunSpec(stream="batch", steps=4, lora=lora))
+    turn = run_tiny(RunSpec(stream="turn", steps=4, lora=lora, graph_tokens=graph_tokens))
+    assert turn.sampled == batch.sampled
+    assert largest_difference(turn.parameters, batch.parameters) <= 1e-8
+    early = sum(r.metrics["num_early_trajectories"] for r in turn.recorder.reports)
+    assert early > 0 or graph_tokens == 64, "no turn ran forward before its trajectory ended"
+
+
 def test_group_level_equals_batch_level():
     batch, group = (run_tiny(RunSpec(stream=stream, steps=4)) for stream in ("batch", "group"))
     assert group.sampled == batch.sampled

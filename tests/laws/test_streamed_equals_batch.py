@@ -75,13 +75,16 @@ def stream(
     open_step(learner, trajectories)
     texts, ends = list(trajectories), list[Trajectory]()
     draw.shuffle(texts)
+    said = dict.fromkeys((t.id for t in texts), 0)
     eagerness, sealed = draw.random(), False
     while texts or ends or not sealed:
         choice = draw.random()
         if not sealed and choice < 0.1:
             learner.seal()
             sealed = True
-        elif texts and choice < 0.6:
+        elif texts and choice < 0.4:
+            hand_over_a_turn(learner, draw.choice(texts), trajectories, said, draw)
+        elif texts and choice < 0.7:
             t = texts.pop()
             if t.id in rewards or draw.random() < 0.5:
                 learner.text(t)
@@ -96,6 +99,24 @@ def stream(
             learner.run_once()
     work(learner)
     return learner.finish_step()
+
+
+def hand_over_a_turn(
+    learner: Learner,
+    t: Trajectory,
+    trajectories: Sequence[Trajectory],
+    said: dict[TrajectoryId, int],
+    draw: random.Random,
+) -> None:
+    """Hand over the next turn of a live trajectory; at times it starts afresh, after turns that were a sibling's."""
+    hint = draw.choice([None, 1.0, 3.0])
+    if draw.random() < 0.15:
+        siblings = [s for s in trajectories if s.id.group_id == t.id.group_id]
+        learner.turn(t.id, draw.choice(siblings).turns, expected_turns=hint)
+        said[t.id] = 0
+    elif said[t.id] < len(t.turns):
+        said[t.id] += 1
+        learner.turn(t.id, t.turns[: said[t.id]], expected_turns=hint)
 
 
 @SLOW_IS_FINE
@@ -177,7 +198,7 @@ def test_twenty_steps_of_adamw_end_at_the_same_weights(name: str) -> None:
     """With decay, clipping, a schedule, and equal rewards and lost members on the way."""
     ends = {level: _trained(name, level) for level in STREAMS}
     start = make_policy(tiny_model(vocab_size=VOCABULARY), dtype=torch.float64).trained.values()
-    for level in ("group", "trajectory"):
+    for level in ("group", "trajectory", "turn"):
         for streamed, batch in zip(ends[level], ends["batch"], strict=True):
             assert float((streamed - batch).abs().max()) <= 1e-8
     assert max(float((a - b).detach().abs().max()) for a, b in zip(ends["batch"], start, strict=True)) > 1e-3

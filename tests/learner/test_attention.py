@@ -6,7 +6,8 @@ from torch import Tensor
 
 from tests.learner.builders import policy_of
 from thundersyncrl.errors import PhaseError
-from thundersyncrl.learner.attention import Branch, PackPlan, Prefix, PrefixPlan, expand_heads
+from thundersyncrl.learner.attention import Branch, PackPlan, Prefix, PrefixPlan
+from thundersyncrl.learner.tree_attention import expand_heads
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 

@@ -96,3 +96,15 @@ def test_samples_are_shown_every_so_many_steps(every: int, shown: list[int]) -> 
     for step in range(6):
         choice.offer(make_trajectory(step=step), 1.0)
     assert [step for step in range(6) if choice.take(step)] == shown
+
+
+def test_the_picture_tells_overlap_and_idle_time_where_they_were_measured() -> None:
+    stream = io.StringIO()
+    display = LiveDisplay(
+        Console(file=stream, force_terminal=True, width=140, height=40), num_steps=1, samples=SampleChoice(every=0)
+    )
+    metrics = {"overlap": 0.83, "idle_engine_s": 1.5, "idle_learner_s": 2.5, "above_bound": 0.07}
+    display.step(make_report(step=0, metrics=metrics))
+    display.close()
+    for expected in ("idle engine s", "1.5", "idle learner s", "2.5", "overlap", "83 %", "above bound", "7 %"):
+        assert expected in stream.getvalue()

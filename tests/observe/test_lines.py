@@ -56,3 +56,9 @@ def test_printable_text_has_no_control_characters_and_keeps_the_rest(text: str) 
     assert all(c.isprintable() or c in "\n\t" for c in shown)
     if all(c.isprintable() for c in text):
         assert shown == text
+
+
+def test_a_steps_line_tells_overlap_and_idle_time_where_they_were_measured() -> None:
+    metrics = {"overlap": 0.5, "idle_engine_s": 1.25, "idle_learner_s": 0.5, "above_bound": 0.1}
+    line = "step 0  overlap 50 %  idle engine 1.2 s  idle learner 0.5 s  10 % above the bound"
+    assert step_line(make_report(metrics=metrics)) == line

@@ -1,4 +1,4 @@
-"""Arrival orders: when texts, rewards, losses and the seal come, and how much work runs in between."""
+"""Arrival orders: when turns, texts, rewards, losses and the seal come, and how much work runs in between."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from thundersyncrl.certify.cases import Batch
 from thundersyncrl.learner.learner import Learner
 from thundersyncrl.learner.objective import WorkLimits
-from thundersyncrl.records import TrajectoryId
+from thundersyncrl.records import TrajectoryId, Turn
 
 
 class What(enum.StrEnum):
     """What happens in an event."""
 
+    TURN = "turn"
     TEXT = "text"
     REWARD = "reward"
     LOSS = "loss"
@@ -30,12 +31,14 @@ class Event:
     member: TrajectoryId | None = None
     """None for the seal."""
     num_packs: int
+    turns: tuple[Turn, ...] = ()
+    """All that have finished so far, for a turn."""
 
 
 _Pace = Callable[[random.Random, What], int]
 _STYLES: tuple[tuple[str, _Pace], ...] = (
     # work on a text before its reward: class content
-    ("texts first", lambda draw, what: 2 if what is What.TEXT else draw.randrange(2)),
+    ("texts first", lambda draw, what: 2 if what in (What.TURN, What.TEXT) else draw.randrange(2)),
     # reward right behind its text, then work: class known
     ("pairs", lambda draw, what: 0 if what is What.TEXT else 2),
     # nothing until all is in: class final
@@ -47,7 +50,9 @@ _STYLES: tuple[tuple[str, _Pace], ...] = (
 def arrivals(batch: Batch, seed: int) -> list[Event]:
     """Return one random arrival order of a batch; four styles take turns, so that every class of work occurs.
 
-    Each reward comes after its text and in an order of its own; a lost member is lost before or after its text.
+    Each reward comes after its text and in an order of its own; a lost member is lost before or after its text. The
+    turns of a trajectory come one at a time among the other events, now and then after a first attempt with other
+    tokens; below level "turn" the learner leaves them alone.
     """
     draw = random.Random(seed)
     style, pace = _STYLES[seed % len(_STYLES)]
@@ -68,7 +73,30 @@ def arrivals(batch: Batch, seed: int) -> list[Event]:
         # the rank breaks ties in an order that isn't the texts'
         timed.append((after[id] + rank * 1e-3, What.LOSS if is_lost else What.REWARD, id))
     timed.sort(key=lambda entry: entry[0])
-    return [Event(what=what, member=id, num_packs=pace(draw, what)) for _, what, id in timed]
+    events = [Event(what=what, member=id, num_packs=pace(draw, what)) for _, what, id in timed]
+    return _with_turns(events, batch, random.Random(seed), lambda draw: pace(draw, What.TURN))
+
+
+def _with_turns(
+    events: list[Event], batch: Batch, draw: random.Random, pace: Callable[[random.Random], int]
+) -> list[Event]:
+    """Return the events with each text's turns somewhere before it, in order."""
+    turns = {t.id: t.turns for t in batch.trajectories}
+    merged: list[tuple[float, Event]] = []
+    for place, event in enumerate(events):
+        merged.append((place, event))
+        if event.what is not What.TEXT or event.member is None:
+            continue
+        own = turns[event.member]
+        attempts = [own]
+        if draw.random() < 0.3:  # a retried trajectory: what it said before is a sibling's
+            siblings = [t.turns for t in batch.groups[event.member.group_id] if t.id != event.member]
+            attempts.insert(0, draw.choice(siblings))
+        known = [attempt[: k + 1] for attempt in attempts for k in range(len(attempt)) if draw.random() < 0.8]
+        for at, so_far in zip(sorted(draw.uniform(-1, place) for _ in known), known, strict=True):
+            merged.append((at, Event(what=What.TURN, member=event.member, num_packs=pace(draw), turns=so_far)))
+    merged.sort(key=lambda entry: entry[0])
+    return [event for _, event in merged]
 
 
 def play(learner: Learner, batch: Batch, events: list[Event]) -> dict[str, float]:
@@ -80,6 +108,8 @@ def play(learner: Learner, batch: Batch, events: list[Event]) -> dict[str, float
     for event in events:
         if event.member is None:
             learner.seal()
+        elif event.what is What.TURN:
+            learner.turn(event.member, event.turns)
         elif event.what is What.TEXT:
             learner.text(texts[event.member])
         elif event.what is What.REWARD:

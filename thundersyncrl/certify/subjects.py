@@ -20,7 +20,7 @@ from thundersyncrl.learner.objective import Objective
 from thundersyncrl.learner.policy import DTYPES, Policy, load_policy, make_policy
 from thundersyncrl.records import Trajectory
 
-STREAMS = ("batch", "group", "trajectory")
+STREAMS = ("batch", "group", "trajectory", "turn")
 FAMILIES = {"llama": 1.0, "qwen2": 0.7, "qwen3": 1.4}
 """Supported families, and the temperature at which each is certified."""
 BASELINE = 0.3

@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import AttentionInterface
 
 from thundersyncrl.errors import PhaseError
+from thundersyncrl.learner.tree_attention import Edge, tree_attention
 
 ATTENTION = "thundersync"
 
@@ -64,12 +63,6 @@ def _attend(
 AttentionInterface.register(ATTENTION, _attend)
 
 
-def expand_heads(states: Tensor, num_heads: int) -> Tensor:
-    """Return keys or values [B, N, S, D] repeated to [B, H, S, D], each for its block of query heads."""
-    repeats = num_heads // states.shape[1]
-    return states if repeats == 1 else states.repeat_interleave(repeats, dim=1)
-
-
 @dataclass(slots=True, kw_only=True)
 class PrefixPlan:
     """Plain causal attention over one sequence, keeping every layer's keys and values for its branches."""
@@ -81,11 +74,7 @@ class PrefixPlan:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         self.keys_L.append(key)
         self.values_L.append(value)
-        heads = query.shape[1]
-        out = F.scaled_dot_product_attention(
-            query, expand_heads(key, heads), expand_heads(value, heads), is_causal=True, scale=scaling
-        )
-        return out.transpose(1, 2)
+        return tree_attention(query, key, value, [(0, query.shape[2])], (), (), scaling)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,43 +97,46 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """A run of tokens in a pack that sees its prefix whole and itself causally."""
+    """A run of tokens in a pack that sees its prefix and its past whole and itself causally."""
 
     start: int
     end: int
     prefix: Prefix | None
+    past: tuple[Prefix, ...] = ()
+    """Earlier runs of the same trajectory, with their graph."""
 
 
 class PackPlan:
-    """Several branches side by side in one sequence; none sees another."""
+    """Several branches side by side in one sequence; none sees another. Neighbours under one prefix see it at once.
 
-    def __init__(self, branches: Sequence[Branch]):
-        self._branches = tuple(branches)
-        self._masks: dict[tuple[int, int], Tensor] = {}
+    Args:
+        branches: in the order of the sequence, which they cover.
+        keep: collect every layer's keys and values, for runs that come later.
+    """
 
-    def _mask(self, num_tokens: int, num_prefix: int, device: torch.device) -> Tensor:
-        key = (num_tokens, num_prefix)
-        if key not in self._masks:
-            # bottom-right causal: token t sees the prefix and tokens 0..t of its own branch
-            full = torch.ones(num_tokens, num_prefix + num_tokens, dtype=torch.bool, device=device)
-            self._masks[key] = full.tril(diagonal=num_prefix)
-        return self._masks[key]
+    def __init__(self, branches: Sequence[Branch], *, keep: bool = False):
+        self._own = tuple((b.start, b.end) for b in branches)
+        self._places: list[Prefix] = []
+        self._edges: list[Edge] = []
+        for branch in branches:
+            for place in (branch.prefix, *branch.past):
+                if place is not None and place.num_tokens:
+                    self._see(branch, place)
+        self._keep = keep
+        self.keys_L: list[Tensor] = []
+        self.values_L: list[Tensor] = []
+
+    def _see(self, branch: Branch, place: Prefix) -> None:
+        last = self._edges[-1] if self._edges else None
+        if last is not None and self._places[last.place] is place and last.end == branch.start:
+            self._edges[-1] = Edge(start=last.start, end=branch.end, place=last.place)
+            return
+        self._edges.append(Edge(start=branch.start, end=branch.end, place=len(self._places)))
+        self._places.append(place)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        heads = query.shape[1]
-        outputs: list[Tensor] = []
-        for branch in self._branches:
-            span = slice(branch.start, branch.end)
-            q, k, v = query[:, :, span], key[:, :, span], value[:, :, span]
-            if branch.prefix is None or branch.prefix.num_tokens == 0:
-                mask, causal = None, True
-            else:
-                k = torch.cat([branch.prefix.keys_L[layer], k], dim=2)
-                v = torch.cat([branch.prefix.values_L[layer], v], dim=2)
-                mask, causal = self._mask(branch.end - branch.start, branch.prefix.num_tokens, q.device), False
-            outputs.append(
-                F.scaled_dot_product_attention(
-                    q, expand_heads(k, heads), expand_heads(v, heads), attn_mask=mask, is_causal=causal, scale=scaling
-                )
-            )
-        return torch.cat(outputs, dim=2).transpose(1, 2)
+        if self._keep:
+            self.keys_L.append(key)
+            self.values_L.append(value)
+        places = [(place.keys_L[layer], place.values_L[layer]) for place in self._places]
+        return tree_attention(query, key, value, self._own, self._edges, places, scaling)

@@ -8,10 +8,11 @@ Shapes: P shared prompt tokens without the last, T branch tokens, A action token
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from thundersyncrl.errors import ContractError
-from thundersyncrl.records import Trajectory, TrajectoryId
+from thundersyncrl.records import Trajectory, TrajectoryId, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,19 +43,29 @@ def branch_tokens(trajectory: Trajectory) -> BranchTokens:
     Raises:
         ContractError: the trajectory has action tokens but no prompt token to condition the first one on.
     """
-    tokens, mask = trajectory.token_ids, trajectory.action_mask
-    num_prompt = len(trajectory.prompt_ids)
+    return turn_tokens(trajectory.id, trajectory.turns)
+
+
+def turn_tokens(id: TrajectoryId, turns: Sequence[Turn]) -> BranchTokens:
+    """Return the branch of a trajectory's turns so far; that of more turns continues it.
+
+    Raises:
+        ContractError: as `branch_tokens`.
+    """
+    tokens = tuple(i for t in turns for ids in (t.observation_ids, t.action_ids) for i in ids)
+    mask = [flag for t in turns for flag in (*[False] * len(t.observation_ids), *[True] * len(t.action_ids))]
+    num_prompt = len(turns[0].observation_ids) if turns else 0
     actions = [index for index, sampled in enumerate(mask) if sampled]
     if actions and num_prompt == 0:
-        raise ContractError(f"expected a prompt of at least one token, got none ({trajectory.id})")
+        raise ContractError(f"expected a prompt of at least one token, got none ({id})")
     start = max(num_prompt - 1, 0)
     end = actions[-1] if actions else start
     return BranchTokens(
-        id=trajectory.id,
-        version=trajectory.version,
+        id=id,
+        version=turns[0].version if turns else -1,
         prefix_ids=tokens[:start],
         input_ids=tokens[start:end],
         scored=tuple(index - 1 - start for index in actions),
         target_ids=tuple(tokens[index] for index in actions),
-        behavior_logprobs=trajectory.behavior_logprobs,
+        behavior_logprobs=tuple(p for t in turns for p in t.behavior_logprobs),
     )

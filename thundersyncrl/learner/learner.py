@@ -24,20 +24,22 @@ from thundersyncrl.algorithms.own_reward import RunningMean
 from thundersyncrl.algorithms.shaping import reward_spread
 from thundersyncrl.algorithms.weights import truncated_importance
 from thundersyncrl.errors import ContractError, NumericsError, PhaseError, StaleWorkError
-from thundersyncrl.learner.branch import BranchTokens, branch_tokens
+from thundersyncrl.learner.branch import BranchTokens, branch_tokens, turn_tokens
+from thundersyncrl.learner.early import EarlyForwards, Live
+from thundersyncrl.learner.late import late_advantages, min_survivors, step_scale
 from thundersyncrl.learner.ledger import Coefficients, Ledger
 from thundersyncrl.learner.objective import Objective, WorkLimits
 from thundersyncrl.learner.optimizer import PolicyOptimizer
 from thundersyncrl.learner.policy import Policy
 from thundersyncrl.learner.prompt import Prompt
 from thundersyncrl.learner.queue import GroupWork, Pack, WorkClass, WorkQueue
-from thundersyncrl.learner.scoring import Scores, score_pack
+from thundersyncrl.learner.scoring import Scores
 from thundersyncrl.learner.tally import Tally
-from thundersyncrl.records import GroupId, Trajectory, TrajectoryId
+from thundersyncrl.records import GroupId, Trajectory, TrajectoryId, Turn
 
 
 class Learner:
-    """Gradient work of one policy. `text`, `reward` and `lose` may be called from any thread; the rest from one.
+    """Gradient work of one policy. `turn`, `text`, `reward` and `lose` may come from any thread; the rest from one.
 
     Args:
         policy: under training.
@@ -61,6 +63,7 @@ class Learner:
         )
         self._inbox: deque[Callable[[], None]] = deque()
         self._prompts: dict[GroupId, Prompt] = {}
+        self._early = EarlyForwards()
         self._closed: dict[GroupId, GroupWork] = {}
         self._counters: list[int] | None = None
         self._tally = Tally()
@@ -74,7 +77,7 @@ class Learner:
         """Start the step of the current version."""
         self._ledger.begin(self.version)
         self._queue.clear()
-        self._prompts, self._closed, self._tally = {}, {}, Tally()
+        self._prompts, self._closed, self._tally, self._early = {}, {}, Tally(), EarlyForwards()
         self._num_lost = 0
         self._is_sealed = False
         self._announced = set()
@@ -105,13 +108,35 @@ class Learner:
         Raises:
             StaleWorkError: it was sampled under another version than the learner's.
         """
-        if trajectory.turns and trajectory.version != self.version:
-            raise StaleWorkError(
-                f"expected a trajectory of policy version {self.version}, got version {trajectory.version} "
-                f"({trajectory.id}); sample it again, it must not be trained on"
-            )
+        self._refuse_stale(trajectory.id, trajectory.turns)
         branch = branch_tokens(trajectory)
-        self._inbox.append(lambda: self._queue.add_text(branch))
+        self._inbox.append(lambda: self._end(branch))
+
+    def turn(self, member: TrajectoryId, turns: Sequence[Turn], *, expected_turns: float | None = None) -> None:
+        """Hand over the finished turns of a live trajectory; without effect below stream level "turn".
+
+        What isn't an extension of what was handed over before is a fresh start: the old graph is dropped.
+
+        Args:
+            member: announced, its text still to come.
+            turns: all so far.
+            expected_turns: how many it will have; those expected to end last run early first.
+
+        Raises:
+            StaleWorkError: as `text`.
+        """
+        self._refuse_stale(member, turns)
+        if self._limits.stream == "turn":
+            branch = turn_tokens(member, turns)
+            self._inbox.append(lambda: self._offer(branch, len(turns), expected_turns))
+
+    def _refuse_stale(self, member: TrajectoryId, turns: Sequence[Turn]) -> None:
+        stale = next((t.version for t in turns if t.version != self.version), None)
+        if stale is not None:
+            raise StaleWorkError(
+                f"expected a trajectory of policy version {self.version}, got version {stale} "
+                f"({member}); sample it again, it must not be trained on"
+            )
 
     def reward(self, member: TrajectoryId, reward: float) -> None:
         """Hand over a trajectory's reward; its text came before."""
@@ -124,6 +149,14 @@ class Learner:
     def lose(self, member: TrajectoryId) -> None:
         """Take out a trajectory that failed or was dropped; its group closes with the survivors."""
         self._inbox.append(lambda: self._lose(member))
+
+    def _offer(self, branch: BranchTokens, num_turns: int, expected_turns: float | None) -> None:
+        self._queue.refuse_ended(branch.id)
+        self._early.offer(branch, num_turns, expected_turns)
+
+    def _end(self, branch: BranchTokens) -> None:
+        self._queue.add_text(branch)
+        self._early.end(branch)
 
     def _land(self, member: TrajectoryId, reward: float) -> None:
         work = self._queue.with_text(member)
@@ -138,6 +171,7 @@ class Learner:
 
     def _lose(self, member: TrajectoryId) -> None:
         self._queue.lose(member)
+        self._early.drop(member)
         self._ledger.discard(member)
         self._num_lost += 1
 
@@ -154,7 +188,7 @@ class Learner:
 
     def _set_advantages(self, groups: Sequence[GroupWork]) -> None:
         """Compute the coefficients of groups whose rewards are in; too few survivors get zeros and are dropped."""
-        enough = [g for g in groups if len(g.survivors) >= self._min_size]
+        enough = [g for g in groups if len(g.survivors) >= min_survivors(self._objective)]
         for work, values in zip(enough, self._advantages(enough), strict=True):
             work.advantages = dict(zip(work.survivors, values, strict=True))
         for work in groups:
@@ -162,22 +196,7 @@ class Learner:
                 work.advantages = dict.fromkeys(work.members, 0.0)
 
     def _advantages(self, groups: Sequence[GroupWork]) -> list[list[float]]:
-        rewards = [
-            GroupRewards(
-                rewards_G=tuple(g.rewards[m] for m in g.survivors),
-                lengths_G=tuple(len(g.branches[m].target_ids) for m in g.survivors),
-            )
-            for g in groups
-        ]
-        values = self._objective.estimator.advantages(rewards, self.running_mean.mean) if groups else []
-        return [[float(v) for v in of_group] for of_group in values]
-
-    @property
-    def _min_size(self) -> int:
-        """Survivors below which a group is dropped; classes that don't compare inside a group need one."""
-        estimator = self._objective.estimator
-        compares = estimator.coefficient not in (CoefficientClass.KNOWN, CoefficientClass.AFFINE_BATCH)
-        return estimator.min_group_size if compares else 1
+        return late_advantages(self._objective, groups, self.running_mean.mean)
 
     # -- work --------------------------------------------------------------------------------------------------
 
@@ -187,7 +206,9 @@ class Learner:
     @property
     def has_work(self) -> bool:
         """True when `run_once` would do something."""
-        return bool(self._inbox) or self._queue.has_runnable(self._may_buffer) or bool(self._closable())
+        if self._inbox or self._queue.has_runnable(self._may_buffer) or self._closable():
+            return True
+        return self._next_early() is not None
 
     @property
     def has_sure_work(self) -> bool:
@@ -203,24 +224,37 @@ class Learner:
         if pack is not None:
             self._check_unchanged()
             self._run(pack)
+        elif not sure_only and (live := self._next_early()) is not None:
+            self._check_unchanged()
+            self._run_early(live)
         for work in self._closable():
             self._close(work)
         self._tally.busy_s += time.perf_counter() - started
 
+    def _next_early(self) -> Live | None:
+        return self._early.next(self._graph_room())
+
+    def _graph_room(self) -> int:
+        prompts = sum(len(p.token_ids) for p in self._prompts.values() if p.keeps_graph)
+        return self._limits.graph_tokens - prompts - self._early.num_tokens
+
+    def _run_early(self, live: Live) -> None:
+        prompt = self._prompt(live.branch)
+        num_tokens = live.run(self.policy, live.branch, prompt.prefix if prompt else None)
+        self._tally.count_early(live.branch.id, num_tokens)
+
     def _run(self, pack: Pack) -> None:
         prefixes = {b.id.group_id: self._prompt(b) for b in pack.branches}
-        scores = score_pack(
-            self.policy,
-            pack.branches,
-            {g: p.prefix if p else None for g, p in prefixes.items()},
-            temperature=self._objective.temperature,
+        cut = {g: p.prefix if p else None for g, p in prefixes.items()}
+        scores, num_tokens = self._early.score_pack(
+            self.policy, pack.branches, cut, temperature=self._objective.temperature
         )
         objective = torch.stack([c * self._weighted(s) for c, s in zip(pack.coefficients, scores, strict=True)]).sum()
         leaves = {g: p.prefix.leaves if p else () for g, p in prefixes.items()}
         inputs = [*self._parameters, *(t for group in leaves.values() for t in group)]
         gradients = torch.autograd.grad(objective, inputs, allow_unused=True, materialize_grads=True)
         self._file(pack, gradients, {g: len(t) for g, t in leaves.items()})
-        self._tally.count(pack)
+        self._tally.count(pack, num_tokens)
 
     def _weighted(self, scores: Scores) -> Tensor:
         """Return sum_t w_t log pi_t of one branch; the weights are detached, so the sum stays linear in the score."""
@@ -258,10 +292,10 @@ class Learner:
             return None
         group = branch.id.group_id
         if group not in self._prompts:
-            waiting = sum(len(p.token_ids) for p in self._prompts.values() if p.keeps_graph)
-            keep = waiting + len(branch.prefix_ids) <= self._limits.graph_tokens
+            keep = len(branch.prefix_ids) <= self._graph_room()
             self._prompts[group] = Prompt(self.policy, branch.prefix_ids, keep_graph=keep)
             self._tally.num_tokens += len(branch.prefix_ids)
+        self._queue.refuse_other_prompt(branch, self._prompts[group].token_ids)
         return self._prompts[group]
 
     def _closable(self) -> list[GroupWork]:
@@ -272,7 +306,9 @@ class Learner:
         return done and not any(work.advantages[m] for m in work.pending)
 
     def _close(self, work: GroupWork) -> None:
-        work.pending.clear()  # what is left has coefficient 0
+        for member in work.pending:  # what is left has coefficient 0
+            self._early.drop(member)
+        work.pending.clear()
         self._closed[work.id] = work
         if self._objective.estimator.coefficient is CoefficientClass.KNOWN:
             used = [work.advantages[m] for m in work.survivors]
@@ -316,7 +352,7 @@ class Learner:
         groups = list(self._queue.groups.values())
         if self._objective.estimator.coefficient is CoefficientClass.AFFINE_BATCH:
             self._ledger.close_batch(self._coefficients(groups))
-        gradient = self._ledger.settle(self._scale(groups))
+        gradient = self._ledger.settle(step_scale(self._objective, groups))
         norm = self.optimizer.ascend(gradient)
         self.version += 1
         self._counters = None
@@ -334,31 +370,13 @@ class Learner:
         if self.has_work:
             raise PhaseError("expected no work left before the step is finished; call run_once() while has_work")
 
-    def _scale(self, groups: Sequence[GroupWork]) -> float:
-        counted = [g for g in groups if self._counts(g)]
-        lengths = [len(g.branches[m].target_ids) for g in counted for m in g.survivors]
-        if not sum(lengths):
-            return 0.0
-        scale = 1.0 / self._objective.normalizer.divisor(lengths)
-        late = self._objective.estimator.batch_scale
-        if late is not None:
-            scale *= late([[g.advantages[m] for m in g.survivors] for g in counted])
-        return scale
-
-    def _counts(self, work: GroupWork) -> bool:
-        """Return whether a group's trajectories are in the divisor."""
-        if len(work.survivors) < self._min_size:
-            return False
-        uniform = len(set(work.rewards.values())) <= 1
-        return not (uniform and self._objective.estimator.drops_uniform_groups)
-
     def _update_baseline(self, groups: Sequence[GroupWork]) -> None:
         rewards = [r for g in groups for r in g.rewards.values()]
         self.running_mean = self.running_mean.extended(rewards)
 
     def _metrics(self, groups: Sequence[GroupWork], norm: float) -> dict[str, float]:
         survivors = {m for g in groups for m in g.survivors}
-        dropped = sum(len(g.survivors) for g in groups if len(g.survivors) < self._min_size)
+        dropped = sum(len(g.survivors) for g in groups if len(g.survivors) < min_survivors(self._objective))
         return {
             "gradient_norm": norm,
             "learning_rate": self.optimizer.learning_rate,

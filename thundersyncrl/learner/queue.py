@@ -5,9 +5,10 @@
 | final   | the coefficient is known                                | across groups, coefficient 0 never           |
 | known   | own reward is in, the coefficient isn't                 | members of one group with one reward         |
 | content | text complete, no reward yet                            | one trajectory                               |
+| early   | turns finished, text not complete                       | forward only, one trajectory's new tokens    |
 
 A stream level says when an item is admitted (`batch`: every reward of the step is in, `group`: of the group,
-`trajectory`: at once); the class says what can be done with it. So all levels are one code path.
+`trajectory` and `turn`: at once); the class says what can be done with it. So all levels are one code path.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from thundersyncrl.records import GroupId, TrajectoryId
 
 
 class WorkClass(enum.StrEnum):
-    """What can be done with an item, in the order in which it is done."""
+    """What can be done with an item, in the order in which it is done. Early forwards aren't in the queue: they leave
+    no gradient (`early.py`)."""
 
     FINAL = "final"
     KNOWN = "known"
     CONTENT = "content"
+    EARLY = "early"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +81,7 @@ class WorkQueue:
     """Items of one step, handed out as packs.
 
     Args:
-        stream: "batch", "group" or "trajectory".
+        stream: "batch", "group", "trajectory" or "turn".
         coefficient: class of the estimator; it decides when a coefficient is known.
         pack_tokens: largest pack; a single longer branch runs alone.
     """
@@ -116,14 +119,27 @@ class WorkQueue:
         if branch.id in work.branches:
             raise ContractError(f"expected each trajectory's text once, got {branch.id} twice")
         sibling = next((b for b in work.branches.values() if b.target_ids), None)
-        if branch.target_ids and sibling and sibling.prefix_ids != branch.prefix_ids:
-            raise ContractError(
-                f"expected the members of {work.id} to share their prompt, {branch.id} has another than {sibling.id}; "
-                "give tasks whose prompt varies a group of their own"
-            )
+        if branch.target_ids and sibling:
+            self.refuse_other_prompt(branch, sibling.prefix_ids)
         work.branches[branch.id] = branch
         if branch.target_ids:  # a trajectory without action tokens has no gradient, its reward counts all the same
             work.pending.add(branch.id)
+
+    @staticmethod
+    def refuse_other_prompt(branch: BranchTokens, prefix_ids: tuple[int, ...]) -> None:
+        """Raise unless a branch has the prompt that its siblings have."""
+        if branch.prefix_ids != prefix_ids:
+            raise ContractError(
+                f"expected the members of {branch.id.group_id} to share their prompt, {branch.id} has another than its "
+                "siblings; give tasks whose prompt varies a group of their own"
+            )
+
+    def refuse_ended(self, member: TrajectoryId) -> None:
+        """Raise unless a member was announced and its text is still to come."""
+        if member in self._member(member).branches:
+            raise ContractError(
+                f"expected a trajectory's turns before its complete text, got a turn of {member} after it"
+            )
 
     def with_text(self, member: TrajectoryId) -> GroupWork:
         """Return the group of a member whose text is in; a reward before it is refused."""

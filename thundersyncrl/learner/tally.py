@@ -21,6 +21,8 @@ class Tally:
     num_packs: Counter[str] = field(default_factory=Counter[str])
     members: dict[TrajectoryId, str] = field(default_factory=dict[TrajectoryId, str])
     """Class in which each trajectory's gradient was taken."""
+    early: set[TrajectoryId] = field(default_factory=set[TrajectoryId])
+    """Trajectories of which something ran forward before the text was complete."""
     num_tokens: int = 0
     num_scored: int = 0
     mismatch_max: float = 0.0
@@ -28,11 +30,17 @@ class Tally:
     logprob_sum: float = 0.0
     busy_s: float = 0.0
 
-    def count(self, pack: Pack) -> None:
-        """Count a pack that ran."""
+    def count(self, pack: Pack, num_tokens: int) -> None:
+        """Count a pack that ran, and the tokens that it ran forward."""
+        self.num_tokens += num_tokens
         self.num_packs[pack.work_class] += 1
-        self.num_tokens += pack.num_tokens
         self.members.update({branch.id: pack.work_class.value for branch in pack.branches})
+
+    def count_early(self, member: TrajectoryId, num_tokens: int) -> None:
+        """Count an early forward that ran."""
+        self.num_packs[WorkClass.EARLY] += 1
+        self.num_tokens += num_tokens
+        self.early.add(member)
 
     def measure(self, branch: BranchTokens, logprobs: Tensor, *, compare: bool, bound: float | None) -> None:
         """Count a branch's [A] log-probs and compare them with what the engine sampled from.
@@ -63,6 +71,7 @@ class Tally:
         """Return the step's metrics of learner work; `survivors` are the trajectories with a reward."""
         scored = max(self.num_scored, 1)
         by_class = Counter(self.members.values())
+        by_class[WorkClass.EARLY] = len(self.early & self.members.keys())
         return {
             "mismatch_max": self.mismatch_max,
             "mismatch_mean": self.mismatch_sum / scored,

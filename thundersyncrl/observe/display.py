@@ -166,7 +166,9 @@ def _bar(label: str, done: int, total: int) -> RenderableType:
 def _step_table(reports: list[StepReport]) -> Table:
     phases = list(dict.fromkeys(name for report in reports for name in phase_seconds(report)))
     table = Table(box=None, padding=(0, 1))
-    for title in ("step", "reward", "pass", "tokens/s", *(f"{name} s" for name in phases), "failed"):
+    is_measured = any("idle_engine_s" in report.metrics for report in reports)
+    idle = ("idle engine s", "idle learner s", "overlap", "above bound") if is_measured else ()
+    for title in ("step", "reward", "pass", "tokens/s", *(f"{name} s" for name in phases), *idle, "failed"):
         table.add_column(title, justify="right")
     for report in reports:
         metrics, seconds = report.metrics, phase_seconds(report)
@@ -176,6 +178,14 @@ def _step_table(reports: list[StepReport]) -> Table:
             percent(metrics["pass_rate"]) if "pass_rate" in metrics else "",
             f"{metrics['tokens_per_s']:,.0f}" if "tokens_per_s" in metrics else "",
             *(f"{seconds[name]:.1f}" if name in seconds else "" for name in phases),
+            *(_idle_cells(report) if is_measured else ()),
             str(report.num_failed),
         )
     return table
+
+
+def _idle_cells(report: StepReport) -> list[str]:
+    metrics = report.metrics
+    seconds = [f"{metrics[name]:.1f}" if name in metrics else "" for name in ("idle_engine_s", "idle_learner_s")]
+    shares = [f"{100 * metrics[name]:.0f} %" if name in metrics else "" for name in ("overlap", "above_bound")]
+    return [*seconds, *shares]

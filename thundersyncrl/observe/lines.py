@@ -26,6 +26,7 @@ def step_line(report: StepReport) -> str:
     if "tokens_per_s" in metrics:
         parts.append(f"{metrics['tokens_per_s']:,.0f} tokens/s")
     parts += [f"{name} {seconds:.1f} s" for name, seconds in phase_seconds(report).items()]
+    parts += overlap_parts(report)
     if report.num_dropped:
         parts.append(f"{report.num_dropped} of {report.num_launched} dropped")
     if report.num_failed:
@@ -48,6 +49,27 @@ def phase_seconds(report: StepReport) -> dict[str, float]:
         for name, value in report.metrics.items()
         if name.startswith("time_") and name.endswith("_s")
     }
+
+
+def overlap_parts(report: StepReport) -> list[str]:
+    """Return what a step says about hardware that idled; empty where nothing was measured.
+
+    Example:
+        >>> metrics = {"overlap": 0.75, "idle_engine_s": 1.0, "idle_learner_s": 2.5, "above_bound": 0.08}
+        >>> report = StepReport(step=0, version=0, num_launched=0, num_trained=0, num_dropped=0, num_failed=0,
+        ...     failures={}, metrics=metrics)
+        >>> overlap_parts(report)
+        ['overlap 75 %', 'idle engine 1.0 s', 'idle learner 2.5 s', '8 % above the bound']
+    """
+    metrics, parts = report.metrics, list[str]()
+    if "overlap" in metrics:
+        parts.append(f"overlap {100 * metrics['overlap']:.0f} %")
+    for actor in ("engine", "learner"):
+        if f"idle_{actor}_s" in metrics:
+            parts.append(f"idle {actor} {metrics[f'idle_{actor}_s']:.1f} s")
+    if "above_bound" in metrics:
+        parts.append(f"{100 * metrics['above_bound']:.0f} % above the bound")
+    return parts
 
 
 def evaluation_line(name: str, result: EvaluationResult) -> str:

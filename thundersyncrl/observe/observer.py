@@ -14,6 +14,12 @@ Metrics of a `StepReport` that displays and plots know by name; others are recor
 | `learning_rate` | | of this step's update |
 | `step_s` | s | the whole step |
 | `time_<phase>_s` | s | one phase of it, such as `time_rollout_s` |
+| `idle_engine_s`, `idle_learner_s`, `idle_sandbox_s` | s | idle in the step; `idle_engine_tool_s` and such by cause |
+| `overlap` | 0 to 1 | share of the gradient work during which the engine or a sandbox worked too |
+| `bound_s`, `above_bound` | s, share | least time of the step, and how far above it the step took |
+| `critical_path_s` | s | longest trajectory with its own gradient or verifier, optimizer and publish |
+| `learner_tail_work_s` | s | gradient work after the last text was complete |
+| `wasted_work_s` | s | gradient work on groups whose rewards turned out all equal |
 """
 
 from __future__ import annotations

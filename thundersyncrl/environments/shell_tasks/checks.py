@@ -57,6 +57,7 @@ FUNCTIONS: Final[Mapping[str, str]] = {
 }""",
     "packs": """packs() {
   local archive=$1 member
+  [ -f "$archive" ] && [ ! -L "$archive" ] || return 1
   for member in "$2" "./$2"; do
     [ "$(tar -xOf "$archive" -- "$member" 2> /dev/null | head -c 100000)" = "$3" ] && return
   done
@@ -64,6 +65,7 @@ FUNCTIONS: Final[Mapping[str, str]] = {
 }""",
     "packs_only": """packs_only() {
   local archive=$1 member names=()
+  [ -f "$archive" ] && [ ! -L "$archive" ] || return 1
   shift
   while read -r member; do
     member=${member#./}

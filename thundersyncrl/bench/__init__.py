@@ -1,0 +1,1 @@
+"""Benchmarks: arms side by side in one call, medians and spread."""
