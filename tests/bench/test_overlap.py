@@ -144,7 +144,8 @@ def test_arms_take_each_step_one_after_the_other_and_who_is_first_changes(tmp_pa
         assert len({(rho, step) for _, rho, step in taken[start : start + 3]}) == 1
         assert {arm for arm, _, _ in taken[start : start + 3]} == {"batch", "group", "trajectory"}
     assert {taken[start][0] for start in range(0, len(taken), 3)} == {"batch", "group", "trajectory"}
-    assert plan.config("group").learner.stream == "group"
+    config = plan.config("group", "split")
+    assert (config.learner.stream, config.placement) == ("group", "split")
 
 
 def step(arm: str, seconds: float, *, number: int = 0, rho: float = 0.0, tail_s: float = 0.0) -> Measured:
@@ -205,6 +206,8 @@ def test_two_arms_run_for_real(capsys: pytest.CaptureFixture[str]) -> None:
     for of in taken:
         assert of["metrics"]["num_trained"] == 4
         assert of["metrics"]["learner_busy_s"] > 0
+        assert all(of["metrics"][f"cpu_{who}_s"] >= 0 for who in ("engine", "learner", "controller", "others"))
+        assert 0 < of["metrics"]["bound_s"] <= of["metrics"]["step_s"]
     assert taken[0]["metrics"]["num_final_trajectories"] == 4, "the batch arm works when every coefficient is known"
     assert result["details"]["conditions"]["sandbox"] is False
     assert "split rho=0 step 0 batch" in shown.err

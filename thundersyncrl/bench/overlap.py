@@ -44,10 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     from thundersyncrl.bench.overlap_figures import figures, summary, table
 
     found = figures(steps)
+    _warn_if_busy(steps)
     print(table(found), file=sys.stderr if options.json else sys.stdout, flush=True)
     if options.json:
         taken = [{**asdict(step), "metrics": dict(step.metrics)} for step in steps]
-        details = {"conditions": conditions, "figures": found, "steps": taken}
+        details: dict[str, Any] = {"conditions": conditions, "figures": found, "steps": taken}
         print(json.dumps({**summary(found), "details": details}, allow_nan=False), flush=True)
     return 0
 
@@ -146,8 +147,16 @@ def _hear(step: Measured) -> None:
     parts = ", ".join(f"{text} {step.metrics[name]:.2f}" for text, name in names.items())
     _say(
         f"{step.placement} rho={step.rho:g} step {step.step} {step.arm}: {step.metrics['step_s']:.2f} s ({parts}; "
-        f"engine {step.metrics['cpu_engine_s']:.2f} CPU s, sandboxes {step.metrics['cpu_sandboxes_s']:.2f} CPU s)"
+        f"CPU: engine {step.metrics['cpu_engine_s']:.2f}, sandboxes {step.metrics['cpu_sandboxes_s']:.2f}, others on "
+        f"this machine {step.metrics['cpu_others_s']:.2f})"
     )
+
+
+def _warn_if_busy(steps: Sequence[Measured]) -> None:
+    busy = sum(step.metrics["cpu_others_s"] for step in steps)
+    have = len(os.sched_getaffinity(0)) * sum(step.metrics["step_s"] for step in steps)
+    if busy > 0.05 * have:
+        _say(f"note: other programs took {busy / have:.0%} of the machine; overlap needs idle cores, so ratios are low")
 
 
 def _say(line: str) -> None:

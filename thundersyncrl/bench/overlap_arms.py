@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from thundersyncrl.bench.tool_world import Workload, tool_worlds
-from thundersyncrl.build import Parts, setting_of
+from thundersyncrl.build import Parts, placement_of, setting_of
 from thundersyncrl.config import Config, parse_config
 from thundersyncrl.environments.isolation import Isolation
 from thundersyncrl.environments.task_order import TaskOrder
@@ -52,13 +52,14 @@ class Plan:
     isolation: Isolation | None
     """None: tools sleep in the controller."""
 
-    def config(self, level: str) -> Config:
+    def config(self, level: str, placement: str) -> Config:
         """Return the config of an arm."""
         work = self.workload
         return parse_config(
             {
                 "run": str(self.run),
                 "seed": work.seed,
+                "placement": placement,
                 "steps": 1 + len(self.rhos) * self.num_steps * self.repetitions,
                 "model": {"path": str(self.model), "train": "full", "threads": self.num_threads},
                 "learner": {"stream": level},
@@ -87,7 +88,8 @@ class Measured:
     step: int
     """The same number is the same work in every arm."""
     metrics: Mapping[str, float]
-    """Of the step's report, and CPU seconds of each process as `cpu_<who>_s`."""
+    """Of the step's report, and CPU seconds as `cpu_<who>_s`: engine, learner, controller, sandboxes, and others, who
+    have nothing to do with the benchmark and should have been idle."""
 
 
 class Arm:
@@ -103,12 +105,16 @@ class Arm:
 
     @classmethod
     async def start(cls, level: str, placement: str, plan: Plan) -> Self:
-        """Start an arm's processes and make its first version live."""
-        config = plan.config(level)
+        """Start an arm's processes.
+
+        Raises:
+            ConfigError: this machine can't place them so.
+            WorkerError: one ended.
+        """
+        config = plan.config(level, placement)
+        is_elastic = placement_of(config) == "elastic"
         events = EventBuffer()
-        processes = await ProcessRuntime.start(
-            config, num_threads=plan.num_threads, elastic=placement == "elastic", events=events
-        )
+        processes = await ProcessRuntime.start(config, num_threads=plan.num_threads, elastic=is_elastic, events=events)
         parts = Parts(
             config=config,
             renderer=Renderer(load_tokenizer(config.model)),
@@ -143,6 +149,7 @@ class Arm:
         seconds = time.monotonic() - started
         self._num_done += 1
         cpu = {f"cpu_{who}_s": now - before[who] for who, now in self._cpu_seconds().items()}
+        cpu["cpu_others_s"] = max(0.0, cpu.pop("cpu_machine_s") - sum(cpu.values()))
         return Measured(
             arm=self.level,
             placement=self._placement,
@@ -170,6 +177,7 @@ class Arm:
             "learner": cpu_seconds(self.processes.learner.pid),
             "controller": time.process_time(),
             "sandboxes": children.ru_utime + children.ru_stime,
+            "machine": machine_seconds(),
         }
 
 
@@ -177,6 +185,12 @@ def cpu_seconds(pid: int) -> float:
     """Return the CPU seconds that a process has used so far, in all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def machine_seconds() -> float:
+    """Return the CPU seconds that all cores of the machine have worked so far."""
+    user, nice, system, _, _, irq, soft_irq, steal = Path("/proc/stat").read_text().split()[1:9]
+    return sum(map(int, (user, nice, system, irq, soft_irq, steal))) / _TICKS_PER_S
 
 
 def turns(plan: Plan, levels: Sequence[str]) -> Iterable[tuple[str, float, int]]:
