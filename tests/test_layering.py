@@ -27,7 +27,7 @@ ROWS = (
     ("thundersyncrl.runs", "thundersyncrl.worker"),
     ("thundersyncrl.certify", "thundersyncrl.check", "thundersyncrl.bench"),
     ("thundersyncrl.command_options",),
-    ("thundersyncrl.report_command", "thundersyncrl.tasks_command"),
+    ("thundersyncrl.report_command", "thundersyncrl.tasks_command", "thundersyncrl.bench_command"),
     ("thundersyncrl.cli",),
 )
 """A module imports from the rows above its own, and within a package of its row. Names that share a row import each

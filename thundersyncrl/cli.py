@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from thundersyncrl.bench_command import bench_app
 from thundersyncrl.command_options import EXIT_CONFIG, AsJson, ConfigFile, Overrides, print_json
 from thundersyncrl.config import Config, load_config, parse_config
 from thundersyncrl.errors import ConfigError, ThunderSyncError
@@ -37,6 +38,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(tasks_app, name="tasks")
+app.add_typer(bench_app, name="bench")
 
 StartedAt = Annotated[
     float,
