@@ -54,6 +54,8 @@ class Learner:
         self.version = 0
         self.running_mean = RunningMean()
         """Of past steps' rewards; the baseline of estimators that need one, fixed while a step runs."""
+        self.last_pack: Pack | None = None
+        """What the last `run_once` ran; None when it only read events or closed groups."""
         self._objective = objective
         self._limits = limits
         self._parameters: list[Tensor] = list(policy.trained.values())
@@ -220,12 +222,13 @@ class Learner:
         """Read new events, run one pack, and close the groups that it completed."""
         started = time.perf_counter()
         self._absorb()
-        pack = self._queue.next_pack(self._may_buffer, sure_only=sure_only)
+        self.last_pack = pack = self._queue.next_pack(self._may_buffer, sure_only=sure_only)
         if pack is not None:
             self._check_unchanged()
             self._run(pack)
         elif not sure_only and (live := self._next_early()) is not None:
             self._check_unchanged()
+            self.last_pack = Pack(work_class=WorkClass.EARLY, branches=(live.branch,), coefficients=(1.0,))
             self._run_early(live)
         for work in self._closable():
             self._close(work)

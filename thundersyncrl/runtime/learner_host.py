@@ -9,7 +9,6 @@ from pathlib import Path
 
 from thundersyncrl.config import WarmStartConfig
 from thundersyncrl.learner.learner import Learner
-from thundersyncrl.learner.queue import Pack
 from thundersyncrl.learner.supervised import Supervised
 from thundersyncrl.observe.events import Event, EventLog, NoEvents, record
 from thundersyncrl.records import GroupId, Trajectory, TrajectoryId, Turn
@@ -128,9 +127,9 @@ class LearnerHost:
         return progress, self.learner.policy.digest()
 
 
-def slice_events(learner: object, start_s: float, end_s: float) -> list[Event]:
-    """Return what a learner's slice was: its `last_pack`, where it tells one, else only that it worked."""
-    pack: Pack | None = getattr(learner, "last_pack", None)
+def slice_events(learner: Learner, start_s: float, end_s: float) -> list[Event]:
+    """Return what a learner's slice was: its pack, or only that it worked."""
+    pack = learner.last_pack
     if pack is None:
         return [Event(actor="learner", what="work", start_s=start_s, end_s=end_s)]
     return [
