@@ -79,6 +79,7 @@ def run(config: Config, name: str) -> tuple[dict[str, tuple[int, ...]], dict[str
     return {str(t.id): t.token_ids for t in recorder.trajectories}, last_weights(Path(config.run))
 
 
+@pytest.mark.slow
 def test_every_arm_gives_the_same_parameters(model_folder: Path, tmp_path: Path, in_slow_worlds: None) -> None:
     found: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, torch.Tensor]]] = {}
     for placement in ("inline", "split"):
