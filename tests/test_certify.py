@@ -22,6 +22,7 @@ from thundersyncrl.certify.compare import relative_errors
 from thundersyncrl.certify.reference import PlainModel, batch_gradients, plain_copy, sequence_logprobs, surrogate
 from thundersyncrl.certify.report import Case
 from thundersyncrl.certify.streaming import streamed_gradient
+from thundersyncrl.certify.subjects import STREAMS
 from thundersyncrl.cli import app
 from thundersyncrl.config import Config, parse_config
 from thundersyncrl.errors import ConfigError
@@ -62,16 +63,16 @@ def test_one_estimator_passes_with_room_to_spare(report: CertifyReport) -> None:
 
 def test_every_level_order_and_kind_of_training_is_compared(report: CertifyReport) -> None:
     double = {(c.train, c.stream, c.order) for c in report.cases if c.dtype == "float64"}
-    assert double == {(t, s, o) for t in ("full", "lora") for s in ("batch", "group", "trajectory") for o in range(20)}
+    assert double == {(t, s, o) for t in ("full", "lora") for s in STREAMS for o in range(20)}
     single = {(c.stream, c.order) for c in report.cases if c.dtype == "float32" and c.rewards is not RewardKind.OFFSET}
-    assert single == {(s, o) for s in ("batch", "group", "trajectory") for o in range(20)}
+    assert single == {(s, o) for s in STREAMS for o in range(20)}
     assert {c.model for c in report.cases} == {"llama", "qwen2", "qwen3"}
     assert {c.rewards for c in report.cases} == set(RewardKind)
     assert {c.dtype for c in report.cases} == {"float64", "float32", "bfloat16"}
 
 
 def test_every_class_of_work_runs(report: CertifyReport) -> None:
-    assert set(report.num_packs) == {"final", "known", "content"}
+    assert set(report.num_packs) == {"final", "known", "content", "early"}
     assert min(report.num_packs.values()) > 50
 
 
@@ -359,7 +360,7 @@ def test_a_config_certifies_its_own_model(
     assert {c.dtype for c in found.cases} == {"float64", "float32"}
     assert {c.train for c in found.cases} == {train}
     assert {c.estimator for c in found.cases} == {estimator}
-    assert {c.stream for c in found.cases} == {"batch", "group", "trajectory"}
+    assert {c.stream for c in found.cases} == set(STREAMS)
     assert len({c.order for c in found.cases}) == 3
     assert sizes == [(2, 5 if estimator == "pass_at_k" else 4)]
     assert lines
