@@ -89,6 +89,7 @@ def test_rows_tell_of_every_parameter_kind(report: CertifyReport) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # two minutes of one free core, many on a busy machine
 def test_all_estimators_pass_on_all_tiny_models() -> None:
     found = certify(None, tiny=True, progress=silent)
     assert found.verdict == "pass", found.table()
