@@ -279,13 +279,14 @@ def test_a_signal_ends_the_run_by_its_clean_up_and_gives_the_exit_code(
     config: Path, number: signal.Signals, code: int, ignores_interrupts: bool
 ) -> None:
     """A shell's background job starts with SIGINT ignored; SIGTERM must end it all the same."""
-    preexec = (lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if ignores_interrupts else None
+    # set either way: these tests may themselves run as a shell's background job
+    interrupt = signal.SIG_IGN if ignores_interrupts else signal.SIG_DFL
     process = subprocess.Popen(
         [sys.executable, "-c", WAITING, "train", str(config)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=preexec,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, interrupt),
     )
     try:
         assert process.stdout is not None
