@@ -52,8 +52,10 @@ def _logprobs_of_chunk(policy: Policy, temperature: float, hidden: Tensor, targe
     logits = policy.logits(hidden)
     if temperature != 1.0:
         logits = logits / temperature
+    # relative to the largest: a log-sum-exp near 20 would be rounded to 2e-6 before it is subtracted
+    logits = logits - logits.detach().amax(dim=-1, keepdim=True)
     chosen = logits.gather(-1, target_ids.unsqueeze(-1)).squeeze(-1)
-    return chosen - logits.logsumexp(dim=-1)
+    return chosen - logits.exp().sum(dim=-1).log()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

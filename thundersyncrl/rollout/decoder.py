@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from thundersyncrl.learner.linear import linear
 from thundersyncrl.learner.policy import Policy
 from thundersyncrl.rollout.kv_cache import CacheShape, Row, Slab
 
@@ -149,7 +150,7 @@ class _PackedLinear(nn.Module):
         self.weight.copy_(weight)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.weight, self._source.bias)
+        return linear(hidden, self.weight, self._source.bias)
 
 
 def _packed_sources(decoder: nn.Module, dtype: torch.dtype) -> dict[str, _Source]:
