@@ -21,9 +21,9 @@ from thundersyncrl.learner.optimizer import PolicyOptimizer
 from thundersyncrl.learner.policy import Policy, make_policy
 from thundersyncrl.loop import Training, publish, train
 from thundersyncrl.records import Reward, StepReport, Task, Trajectory
-from thundersyncrl.rollout.driver import Limits, Setting
 from thundersyncrl.rollout.embedded import EmbeddedEngine
 from thundersyncrl.rollout.renderer import Renderer
+from thundersyncrl.rollout.setting import Limits, Setting
 from thundersyncrl.runtime.checkpoint import Progress, load_checkpoint, save_checkpoint
 from thundersyncrl.runtime.inline import InlineRuntime, InlineTransport
 from thundersyncrl.runtime.learner_host import LearnerHost
@@ -145,7 +145,8 @@ async def _run(spec: RunSpec) -> RunResult:
         PolicyOptimizer(policy.trained, spec.learner, total_steps=20),
     )
     recorder = Recorder(keeps_trajectories=spec.keeps_trajectories)
-    runtime = InlineRuntime(engine, learner, num_sequences=lambda: engine.stats.num_running + engine.stats.num_waiting)
+    host = LearnerHost(learner, pack_tokens=128)
+    runtime = InlineRuntime(engine, host, num_sequences=lambda: engine.stats.num_running + engine.stats.num_waiting)
     engine.on_work = runtime.wake
     tasks = [Task(id=f"t{i}", instruction=f"say {i}" * (i + 1)) for i in range(5)]
     order = TaskOrder(tasks, seed=spec.data_seed)
@@ -153,9 +154,7 @@ async def _run(spec: RunSpec) -> RunResult:
         assert spec.folder is not None
         progress = load_checkpoint(spec.folder / f"step-{spec.first_step:06d}", learner)
         order.position = progress.task_position
-    trainer = Trainer(
-        InlineTransport(runtime, LearnerHost(learner, pack_tokens=128)), takes_turns=spec.stream == "turn"
-    )
+    trainer = Trainer(InlineTransport(runtime, host), takes_turns=spec.stream in ("turn", "auto"))
     await trainer.begin_version(learner.version)
     training = Training(
         setting=Setting(

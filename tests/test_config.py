@@ -120,7 +120,7 @@ def test_a_huge_wrong_value_is_cut_in_the_message() -> None:
         ({"algorithm": {"overlong_tokens": 999}}, "`algorithm.overlong_tokens` of at most"),
         ({"rollout": {"group_size": 1}}, "a group of one has nothing to be compared with"),
         ({"rollout": {"top_p": 0.9}}, "expected `rollout.top_p` 1.0, got 0.9"),
-        ({"learner": {"stream": "weekly"}}, "'batch', 'group', 'trajectory' or 'turn'"),
+        ({"learner": {"stream": "weekly"}}, "'batch', 'group', 'trajectory', 'turn' or 'auto'"),
         ({"learner": {"learning_rate": float("nan")}}, "`learner.learning_rate`"),
         ({"learner": {"learning_rate": float("inf")}}, "`learner.learning_rate`"),
         ({"model": "somewhere"}, "`model`: expected a valid dictionary"),

@@ -26,10 +26,10 @@ from thundersyncrl.learner.reference import ReferencePolicy
 from thundersyncrl.observe.events import EventLog, NoEvents
 from thundersyncrl.observe.observer import Observer
 from thundersyncrl.records import Task
-from thundersyncrl.rollout.driver import Limits, Setting
 from thundersyncrl.rollout.embedded import EmbeddedEngine
 from thundersyncrl.rollout.engine import Engine
 from thundersyncrl.rollout.renderer import Renderer
+from thundersyncrl.rollout.setting import Limits, Setting
 from thundersyncrl.runtime.inline import InlineRuntime, InlineTransport
 from thundersyncrl.runtime.learner_host import LearnerHost
 from thundersyncrl.runtime.processes import ProcessRuntime, RemoteEngine, RemoteTransport
@@ -126,14 +126,19 @@ def _reward_shaper(config: Config, policy: Policy) -> RewardShaper | None:
     return shape
 
 
-def build_learner(config: Config, policy: Policy | None = None) -> Learner:
-    """Return the learner of a run, on its policy or on one that is loaded."""
+def build_learner(config: Config, policy: Policy | None = None, *, shares_cores: bool = True) -> Learner:
+    """Return the learner of a run, on its policy or on one that is loaded.
+
+    Args:
+        shares_cores: whether its work takes time from the engine; `stream = "auto"` weighs that.
+    """
     policy = policy or load_policy(config.model, seed=config.seed)[0]
     limits = WorkLimits(
         stream=config.learner.stream,
         pack_tokens=config.learner.pack_tokens,
         graph_tokens=config.learner.graph_tokens,
         max_open_groups=config.learner.max_open_groups,
+        shares_cores=shares_cores,
         max_mismatch=config.learner.max_mismatch,
     )
     optimizer = PolicyOptimizer(policy.trained, config.learner, total_steps=config.steps)
@@ -154,6 +159,11 @@ def engine_of(settings: RolloutConfig, policy: Policy) -> EmbeddedEngine:
         max_concurrent=settings.max_concurrent,
         cache_tokens=settings.cache_tokens,
     )
+
+
+def takes_turns(config: Config) -> bool:
+    """Return whether the learner makes use of the finished turns of live trajectories."""
+    return config.learner.stream in ("turn", "auto")
 
 
 Placement = Literal["inline", "elastic", "split"]
@@ -195,7 +205,7 @@ async def build(config: Config, observer: Observer, *, placement: Placement, eve
         )
         engine = RemoteEngine(processes.engine, context_tokens=config.rollout.context_tokens)
         transport = RemoteTransport(processes.learner)
-        trainer, runtime = Trainer(transport, takes_turns=config.learner.stream == "turn"), processes
+        trainer, runtime = Trainer(transport, takes_turns=takes_turns(config)), processes
     return Parts(
         config=config,
         renderer=Renderer(tokenizer),
@@ -219,7 +229,7 @@ def _inline(config: Config, events: EventLog) -> tuple[EmbeddedEngine, Trainer, 
     runtime = InlineRuntime(engine, host, num_sequences=lambda: engine.stats.num_running + engine.stats.num_waiting)
     engine.on_work, host.events = runtime.wake, events
     engine.log_to(events)
-    trainer = Trainer(InlineTransport(runtime, host), takes_turns=config.learner.stream == "turn")
+    trainer = Trainer(InlineTransport(runtime, host), takes_turns=takes_turns(config))
     return engine, trainer, runtime, policy, tokenizer
 
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationErro
 from thundersyncrl.config_keys import explain, keys_of, may_be_none
 from thundersyncrl.errors import ConfigError
 
-Stream = Literal["batch", "group", "trajectory", "turn"]
+Stream = Literal["batch", "group", "trajectory", "turn", "auto"]
 
 
 class _Section(BaseModel):
@@ -102,15 +102,16 @@ class AlgorithmConfig(_Section):
 class LearnerConfig(_Section):
     """Gradient work and the optimizer."""
 
-    stream: Stream = "trajectory"
+    stream: Stream = "auto"
     """When gradient work may start: with all rewards of the step ("batch") or of a group ("group"), with a
-    trajectory's complete text ("trajectory"), or with its first finished turn ("turn").
+    trajectory's complete text ("trajectory"), with its first finished turn ("turn"), or with whichever of these
+    measured costs and waits speak for ("auto").
 
     Every level gives the same update."""
     pack_tokens: int = Field(default=2048, ge=1)
     """Tokens per forward and backward, at most, where one trajectory fits."""
     graph_tokens: int = Field(default=4096, ge=0)
-    """Tokens whose graphs may wait for their backward: prompts, and with `stream = "turn"` live trajectories.
+    """Tokens whose graphs may wait for their backward: prompts, and with `stream = "turn"` or "auto" live trajectories.
 
     Prompts past it run forward twice, trajectories past it when their text is complete, with the same result."""
     max_open_groups: int = Field(default=64, ge=1)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from thundersyncrl.errors import RolloutError
 from thundersyncrl.observe.observer import EvaluationResult, Observer
 from thundersyncrl.records import Reward, Task, Trajectory, TrajectoryId
-from thundersyncrl.rollout.driver import Episode, Setting
+from thundersyncrl.rollout.driver import Episode
+from thundersyncrl.rollout.setting import Setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

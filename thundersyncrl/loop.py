@@ -21,7 +21,7 @@ from thundersyncrl.observe.observer import Observer
 from thundersyncrl.observe.timeline import SHARED_CORE, windows
 from thundersyncrl.records import Receipt, Status, StepReport
 from thundersyncrl.rollout.collector import Collector, Played
-from thundersyncrl.rollout.driver import Setting
+from thundersyncrl.rollout.setting import Setting
 from thundersyncrl.runtime.trainer import Trainer
 
 
@@ -73,7 +73,7 @@ async def train_step(training: Training, step: int) -> StepReport:
     times = {"time_rollout_s": sampled - started, "time_learner_tail_s": learned - sampled}
     times["time_publish_s"] = time.monotonic() - learned
     metrics |= _where_time_went(training, step, started)
-    return _report(collector, trainer.version - 1, metrics, times)
+    return _report(collector, trainer, metrics, times)
 
 
 def _where_time_went(training: Training, step: int, started_s: float) -> dict[str, float]:
@@ -120,7 +120,7 @@ def _collector(training: Training, step: int) -> Collector:
     return collector
 
 
-def _report(collector: Collector, version: int, metrics: dict[str, float], times: dict[str, float]) -> StepReport:
+def _report(collector: Collector, trainer: Trainer, metrics: dict[str, float], times: dict[str, float]) -> StepReport:
     metrics = dict(metrics)
     played, failures = collector.played, collector.failures
     if played and all(p.reward is None for p in played):
@@ -132,12 +132,13 @@ def _report(collector: Collector, version: int, metrics: dict[str, float], times
         )
     return StepReport(
         step=collector.step,
-        version=version,
+        version=trainer.version - 1,
         num_launched=len(played),
         num_trained=int(metrics.pop("num_survivors")),
         num_dropped=int(metrics.pop("num_dropped")) + sum(p.outcome.status is Status.DROPPED for p in played),
         num_failed=sum(failures.values()),
         failures=dict(failures),
+        level=trainer.level,
         metrics={**metrics, **times, **_rollout_metrics(played, sum(times.values()))},
     )
 

@@ -222,6 +222,8 @@ class StepReport:
     failures: Mapping[str, int]
     """Count by failure kind; sums to `num_failed`."""
     metrics: Mapping[str, float]
+    level: str = ""
+    """The streaming level at which the learner worked; with "auto" also why, behind a colon."""
 
     def __post_init__(self) -> None:
         accounted = self.num_trained + self.num_dropped + self.num_failed

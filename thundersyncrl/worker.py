@@ -81,7 +81,7 @@ def _serve_learner(end: WorkerEnd, first: Message) -> None:
         busy = service.has_work
         if not busy and not end.has_message(IDLE_S):
             cores.end()
-        while end.has_message(0.0 if busy else None):
+        while end.has_message(0.0 if busy else service.recheck_s):
             end.run(service, end.receive(), before_answer=lambda: _tell(end, events))
             busy = service.has_work
         if busy:
@@ -91,7 +91,7 @@ def _serve_learner(end: WorkerEnd, first: Message) -> None:
 def _build_learner(end: WorkerEnd, message: Message) -> tuple[_LearnerService, Cores, EventBuffer]:
     config, place = message.args
     try:
-        learner = build_learner(config)
+        learner = build_learner(config, shares_cores=place.elastic)
         layout = share(learner.policy, place.weights)
     except Exception as error:
         end.fail(message.reply_to, error)

@@ -49,6 +49,14 @@ def test_group_level_equals_batch_level():
 
 
 @pytest.mark.parametrize("lora", [False, True])
+def test_whatever_auto_chooses_equals_batch_level(lora: bool):
+    batch, auto = (run_tiny(RunSpec(stream=stream, steps=10, lora=lora)) for stream in ("batch", "auto"))
+    assert auto.sampled == batch.sampled
+    assert largest_difference(auto.parameters, batch.parameters) <= 1e-8
+    assert all(": " in report.level for report in auto.recorder.reports), "a level without its reason"
+
+
+@pytest.mark.parametrize("lora", [False, True])
 def test_a_resumed_run_is_bit_equal_to_an_uninterrupted_one(tmp_path: Path, lora: bool):
     """Case H-22."""
     spec = {"stream": "batch", "lora": lora, "dtype": torch.float32}

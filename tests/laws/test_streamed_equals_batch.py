@@ -198,7 +198,7 @@ def test_twenty_steps_of_adamw_end_at_the_same_weights(name: str) -> None:
     """With decay, clipping, a schedule, and equal rewards and lost members on the way."""
     ends = {level: _trained(name, level) for level in STREAMS}
     start = make_policy(tiny_model(vocab_size=VOCABULARY), dtype=torch.float64).trained.values()
-    for level in ("group", "trajectory", "turn"):
+    for level in ("group", "trajectory", "turn", "auto"):
         for streamed, batch in zip(ends[level], ends["batch"], strict=True):
             assert float((streamed - batch).abs().max()) <= 1e-8
     assert max(float((a - b).detach().abs().max()) for a, b in zip(ends["batch"], start, strict=True)) > 1e-3

@@ -20,7 +20,7 @@ from thundersyncrl.learner.policy import Policy, make_norms_exact, make_policy
 from thundersyncrl.records import Outcome, Status, Task, Trajectory, TrajectoryId, Turn
 
 VOCABULARY = 40
-STREAMS = ("batch", "group", "trajectory", "turn")
+STREAMS = ("batch", "group", "trajectory", "turn", "auto")
 Turns = Sequence[tuple[Sequence[int], Sequence[int]]]
 """(observation ids, action ids) of each turn."""
 

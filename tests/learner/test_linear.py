@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from thundersyncrl.learner.linear import BLOCK, linear, sum_linears_in_blocks
+from thundersyncrl.learner.linear import BLOCK, linear, use_own_layers
 
 
 def rounding_error(out: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor) -> float:
@@ -68,7 +68,7 @@ def test_elsewhere_it_is_torchs_own():
         assert linear(wide, wide).dtype is torch.bfloat16
 
 
-def test_only_plain_linear_layers_are_changed():
+def test_only_plain_layers_are_changed():
     class Own(nn.Linear):
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             return input
@@ -76,6 +76,6 @@ def test_only_plain_linear_layers_are_changed():
     model = nn.Sequential(nn.Linear(512, 4), Own(4, 4), nn.ReLU())
     hidden = torch.randn(2, 512)
     plain = model[0](hidden)
-    sum_linears_in_blocks(model)
+    use_own_layers(model)
     torch.testing.assert_close(model[0](hidden), plain)
     assert torch.equal(model[1](plain), plain)

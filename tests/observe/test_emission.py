@@ -21,7 +21,8 @@ from thundersyncrl.observe.events import Event, EventBuffer
 from thundersyncrl.observe.report import trajectory_rows
 from thundersyncrl.observe.run_record import RunRecord, read_run
 from thundersyncrl.records import Reward
-from thundersyncrl.rollout.driver import Episode, Limits, Setting
+from thundersyncrl.rollout.driver import Episode
+from thundersyncrl.rollout.setting import Limits, Setting
 from thundersyncrl.runtime.run_folder import RunFolder
 
 pytestmark = pytest.mark.sandbox

@@ -34,7 +34,7 @@ def test_steps_evaluations_and_phases_are_written_as_they_come(tmp_path: Path) -
         | {"seconds": 2.0}
         | empty,
         {"event": "step", "step": 0, "version": 0, "num_launched": 8, "num_trained": 7, "num_dropped": 0}
-        | {"num_failed": 1, "failures": {"tool": 1}, "reward_mean": 0.5},
+        | {"num_failed": 1, "failures": {"tool": 1}, "level": "", "reward_mean": 0.5},
         {"event": "evaluation", "name": "step 1", "step": 1, "pass_rate": 0.5, "by_kind": {}, "num": 4}
         | {"seconds": 0.0}
         | empty,

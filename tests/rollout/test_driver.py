@@ -29,10 +29,11 @@ from thundersyncrl.errors import (
 )
 from thundersyncrl.records import FinishReason, Reward, Status, Task, Trajectory, TrajectoryId
 from thundersyncrl.rollout import boundary, driver
-from thundersyncrl.rollout.driver import Episode, Limits, Setting, request_seed
-from thundersyncrl.rollout.engine import Engine, SampleRequest
+from thundersyncrl.rollout.driver import Episode
+from thundersyncrl.rollout.engine import Engine, SampleRequest, request_seed
 from thundersyncrl.rollout.renderer import Renderer
 from thundersyncrl.rollout.scripted import Reply, ScriptedEngine
+from thundersyncrl.rollout.setting import Limits, Setting
 
 TOKENIZER = toy_tokenizer()
 RENDERER = Renderer(TOKENIZER)

@@ -14,9 +14,10 @@ from thundersyncrl.environments.environment import Observation
 from thundersyncrl.environments.scripted import Answer, ScriptedEnvironment
 from thundersyncrl.errors import EnvironmentFailure, TaskError, TimeLimitError
 from thundersyncrl.records import Reward, Status, Task, Trajectory, TrajectoryId
-from thundersyncrl.rollout.driver import Episode, Limits, Setting
+from thundersyncrl.rollout.driver import Episode
 from thundersyncrl.rollout.renderer import Renderer
 from thundersyncrl.rollout.scripted import Reply, ScriptedEngine
+from thundersyncrl.rollout.setting import Limits, Setting
 from thundersyncrl.rollout.transcripts import oracle_transcript
 
 TOKENIZER = toy_tokenizer()

@@ -18,7 +18,10 @@ from torch import Tensor
 
 from thundersyncrl.learner.attention import Branch, PackPlan, Prefix
 from thundersyncrl.learner.branch import BranchTokens
+from thundersyncrl.learner.costs import Kind
+from thundersyncrl.learner.deferred import DeferredWeights
 from thundersyncrl.learner.policy import Policy
+from thundersyncrl.learner.queue import Pack, WorkClass
 from thundersyncrl.learner.scoring import Scores, score_pack, token_logprobs
 from thundersyncrl.records import GroupId, TrajectoryId
 
@@ -70,6 +73,8 @@ class EarlyForwards:
     """The live trajectories of a step and the graphs that wait for their end."""
 
     def __init__(self) -> None:
+        self.deferred = DeferredWeights()
+        """Where the backward of a trajectory that ran in pieces leaves its part of the weights' gradients."""
         self._live: dict[TrajectoryId, Live] = {}
         self._ended: dict[TrajectoryId, Live] = {}
         """Text complete, gradient not taken."""
@@ -99,6 +104,18 @@ class EarlyForwards:
         self._live.pop(member, None)
         self._ended.pop(member, None)
 
+    def kind_of(self, pack: Pack) -> Kind | None:
+        """Return which price a pack's time tells of; None for a mixture."""
+        num_begun = sum(branch.id in self._ended for branch in pack.branches)
+        if num_begun:
+            return Kind.LATE if num_begun == len(pack.branches) else None
+        return Kind.FINAL if pack.work_class is WorkClass.FINAL else Kind.OPEN
+
+    def run(self, live: Live, policy: Policy, branch: BranchTokens, prefix: Prefix | None) -> int:
+        """Run the tokens of a live trajectory's `branch` that haven't run; return their number."""
+        with self.deferred.collecting():
+            return live.run(policy, branch, prefix)
+
     def score_pack(
         self,
         policy: Policy,
@@ -117,7 +134,7 @@ class EarlyForwards:
         by_id = {s.branch.id: s for s in scores}
         num_tokens = sum(b.num_tokens for b in fresh)
         for branch in (b for b in branches if b.id in begun):
-            num_tokens += begun[branch.id].run(policy, branch, prefixes[branch.id.group_id])
+            num_tokens += self.run(begun[branch.id], policy, branch, prefixes[branch.id.group_id])
             by_id[branch.id] = begun[branch.id].score(policy, temperature)
         return [by_id[b.id] for b in branches], num_tokens
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from thundersyncrl.algorithms.estimator import CoefficientClass, GroupRewards
+from thundersyncrl.algorithms.shaping import reward_spread
+from thundersyncrl.learner.ledger import Coefficients
 from thundersyncrl.learner.objective import Objective
 from thundersyncrl.learner.queue import GroupWork
 
@@ -53,3 +55,18 @@ def _counts(objective: Objective, work: GroupWork) -> bool:
         return False
     uniform = len(set(work.rewards.values())) <= 1
     return not (uniform and objective.estimator.drops_uniform_groups)
+
+
+def coefficients_of(groups: Sequence[GroupWork]) -> Coefficients:
+    """Return the rewards and advantages of the groups' survivors."""
+    kept = [g for g in groups if g.advantages]
+    return Coefficients(
+        rewards={m: g.rewards[m] for g in kept for m in g.survivors},
+        advantages={m: g.advantages[m] for g in kept for m in g.survivors},
+    )
+
+
+def spread(groups: Sequence[GroupWork]) -> Mapping[str, float]:
+    """Return the step's metrics of how rewards and advantages lie apart."""
+    rewards = [[g.rewards[m] for m in g.survivors] for g in groups]
+    return reward_spread(rewards, [[g.advantages[m] for m in g.survivors] for g in groups]).metrics()

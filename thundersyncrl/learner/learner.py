@@ -21,13 +21,14 @@ from torch import Tensor
 from thundersyncrl.algorithms.coefficient_check import check_known
 from thundersyncrl.algorithms.estimator import CoefficientClass, GroupRewards
 from thundersyncrl.algorithms.own_reward import RunningMean
-from thundersyncrl.algorithms.shaping import reward_spread
 from thundersyncrl.algorithms.weights import truncated_importance
 from thundersyncrl.errors import ContractError, NumericsError, PhaseError, StaleWorkError
+from thundersyncrl.learner.auto import RECHECK_S, AutoLevel
 from thundersyncrl.learner.branch import BranchTokens, branch_tokens, turn_tokens
+from thundersyncrl.learner.costs import Kind
 from thundersyncrl.learner.early import EarlyForwards, Live
-from thundersyncrl.learner.late import late_advantages, min_survivors, step_scale
-from thundersyncrl.learner.ledger import Coefficients, Ledger
+from thundersyncrl.learner.late import coefficients_of, late_advantages, min_survivors, spread, step_scale
+from thundersyncrl.learner.ledger import Ledger
 from thundersyncrl.learner.objective import Objective, WorkLimits
 from thundersyncrl.learner.optimizer import PolicyOptimizer
 from thundersyncrl.learner.policy import Policy
@@ -56,6 +57,8 @@ class Learner:
         """Of past steps' rewards; the baseline of estimators that need one, fixed while a step runs."""
         self.last_pack: Pack | None = None
         """What the last `run_once` ran; None when it only read events or closed groups."""
+        self.level = ""
+        """At which level the last step's work was done, and with `stream = "auto"` why."""
         self._objective = objective
         self._limits = limits
         self._parameters: list[Tensor] = list(policy.trained.values())
@@ -66,6 +69,7 @@ class Learner:
         self._inbox: deque[Callable[[], None]] = deque()
         self._prompts: dict[GroupId, Prompt] = {}
         self._early = EarlyForwards()
+        self._auto = AutoLevel(shares_cores=limits.shares_cores) if limits.stream == "auto" else None
         self._closed: dict[GroupId, GroupWork] = {}
         self._counters: list[int] | None = None
         self._tally = Tally()
@@ -80,9 +84,9 @@ class Learner:
         self._ledger.begin(self.version)
         self._queue.clear()
         self._prompts, self._closed, self._tally, self._early = {}, {}, Tally(), EarlyForwards()
-        self._num_lost = 0
-        self._is_sealed = False
-        self._announced = set()
+        if self._auto is not None:
+            self._auto.begin_step()
+        self._num_lost, self._is_sealed, self._announced = 0, False, set()
         self._counters = [p._version for p in self._parameters]
 
     def open_group(self, group: GroupId, members: Iterable[TrajectoryId]) -> None:
@@ -115,7 +119,7 @@ class Learner:
         self._inbox.append(lambda: self._end(branch))
 
     def turn(self, member: TrajectoryId, turns: Sequence[Turn], *, expected_turns: float | None = None) -> None:
-        """Hand over the finished turns of a live trajectory; without effect below stream level "turn".
+        """Hand over the finished turns of a live trajectory; without effect below the levels "turn" and "auto".
 
         What isn't an extension of what was handed over before is a fresh start: the old graph is dropped.
 
@@ -128,7 +132,7 @@ class Learner:
             StaleWorkError: as `text`.
         """
         self._refuse_stale(member, turns)
-        if self._limits.stream == "turn":
+        if self._limits.stream in ("turn", "auto"):
             branch = turn_tokens(member, turns)
             self._inbox.append(lambda: self._offer(branch, len(turns), expected_turns))
 
@@ -183,6 +187,8 @@ class Learner:
         for work in list(self._queue.groups.values()):
             if not work.advantages.keys() >= work.members and self._queue.knows_coefficients(work):
                 self._set_advantages(self._batch_of(work))
+        if self._auto is not None:
+            self._auto.observe(self._queue.groups.values())
 
     def _batch_of(self, work: GroupWork) -> list[GroupWork]:
         is_batch = self._objective.estimator.coefficient is CoefficientClass.AFFINE_BATCH
@@ -191,19 +197,23 @@ class Learner:
     def _set_advantages(self, groups: Sequence[GroupWork]) -> None:
         """Compute the coefficients of groups whose rewards are in; too few survivors get zeros and are dropped."""
         enough = [g for g in groups if len(g.survivors) >= min_survivors(self._objective)]
-        for work, values in zip(enough, self._advantages(enough), strict=True):
+        for work, values in zip(enough, late_advantages(self._objective, enough, self.running_mean.mean), strict=True):
             work.advantages = dict(zip(work.survivors, values, strict=True))
         for work in groups:
             if work not in enough:
                 work.advantages = dict.fromkeys(work.members, 0.0)
 
-    def _advantages(self, groups: Sequence[GroupWork]) -> list[list[float]]:
-        return late_advantages(self._objective, groups, self.running_mean.mean)
-
     # -- work --------------------------------------------------------------------------------------------------
 
     def _may_buffer(self, group: GroupId) -> bool:
+        if not (self._auto is None or self._auto.admits(self._queue.groups[group])):
+            return False
         return self._ledger.holds_buffers(group) or self._ledger.num_buffered_groups < self._limits.max_open_groups
+
+    @property
+    def recheck_s(self) -> float | None:
+        """After how many seconds to ask for work again though nothing new has come; None for never."""
+        return RECHECK_S if self._auto is not None and any(g.pending for g in self._queue.groups.values()) else None
 
     @property
     def has_work(self) -> bool:
@@ -235,19 +245,26 @@ class Learner:
         self._tally.busy_s += time.perf_counter() - started
 
     def _next_early(self) -> Live | None:
-        return self._early.next(self._graph_room())
+        may = self._auto is None or self._auto.wants_early(len(self._tally.early))
+        return self._early.next(self._graph_room()) if may else None
 
     def _graph_room(self) -> int:
         prompts = sum(len(p.token_ids) for p in self._prompts.values() if p.keeps_graph)
         return self._limits.graph_tokens - prompts - self._early.num_tokens
 
     def _run_early(self, live: Live) -> None:
-        prompt = self._prompt(live.branch)
-        num_tokens = live.run(self.policy, live.branch, prompt.prefix if prompt else None)
+        prompt, started = self._prompt(live.branch), time.perf_counter()
+        num_tokens = self._early.run(live, self.policy, live.branch, prompt.prefix if prompt else None)
         self._tally.count_early(live.branch.id, num_tokens)
+        self._learn_cost(Kind.EARLY, num_tokens, started)
+
+    def _learn_cost(self, kind: Kind | None, num_tokens: int, started: float) -> None:
+        if self._auto is not None and kind is not None:
+            self._auto.costs.add(kind, num_tokens, time.perf_counter() - started)
 
     def _run(self, pack: Pack) -> None:
-        prefixes = {b.id.group_id: self._prompt(b) for b in pack.branches}
+        prefixes, started = {b.id.group_id: self._prompt(b) for b in pack.branches}, time.perf_counter()
+        kind = self._early.kind_of(pack)
         cut = {g: p.prefix if p else None for g, p in prefixes.items()}
         scores, num_tokens = self._early.score_pack(
             self.policy, pack.branches, cut, temperature=self._objective.temperature
@@ -255,9 +272,11 @@ class Learner:
         objective = torch.stack([c * self._weighted(s) for c, s in zip(pack.coefficients, scores, strict=True)]).sum()
         leaves = {g: p.prefix.leaves if p else () for g, p in prefixes.items()}
         inputs = [*self._parameters, *(t for group in leaves.values() for t in group)]
-        gradients = torch.autograd.grad(objective, inputs, allow_unused=True, materialize_grads=True)
+        found = self._early.deferred.added_to(torch.autograd.grad(objective, inputs, allow_unused=True), inputs)
+        gradients = [torch.zeros_like(t) if g is None else g for t, g in zip(inputs, found, strict=True)]
         self._file(pack, gradients, {g: len(t) for g, t in leaves.items()})
         self._tally.count(pack, num_tokens)
+        self._learn_cost(kind, pack.num_tokens, started)
 
     def _weighted(self, scores: Scores) -> Tensor:
         """Return sum_t w_t log pi_t of one branch; the weights are detached, so the sum stays linear in the score."""
@@ -315,19 +334,12 @@ class Learner:
         self._closed[work.id] = work
         if self._objective.estimator.coefficient is CoefficientClass.KNOWN:
             used = [work.advantages[m] for m in work.survivors]
-            check_known(used, self._advantages([work])[0], where=str(work.id))
-        adjoints = self._ledger.close(work.id, self._coefficients(self._batch_of(work)))
+            late = late_advantages(self._objective, [work], self.running_mean.mean)
+            check_known(used, late[0], where=str(work.id))
+        adjoints = self._ledger.close(work.id, coefficients_of(self._batch_of(work)))
         prompt = self._prompts.pop(work.id, None)
         if adjoints and prompt is not None:
             self._ledger.add_walked(prompt.walk(adjoints, self._parameters))
-
-    @staticmethod
-    def _coefficients(groups: Sequence[GroupWork]) -> Coefficients:
-        kept = [g for g in groups if g.advantages]
-        return Coefficients(
-            rewards={m: g.rewards[m] for g in kept for m in g.survivors},
-            advantages={m: g.advantages[m] for g in kept for m in g.survivors},
-        )
 
     def _check_unchanged(self) -> None:
         if self._counters is None:
@@ -354,13 +366,14 @@ class Learner:
         self._check_unchanged()
         groups = list(self._queue.groups.values())
         if self._objective.estimator.coefficient is CoefficientClass.AFFINE_BATCH:
-            self._ledger.close_batch(self._coefficients(groups))
+            self._ledger.close_batch(coefficients_of(groups))
         gradient = self._ledger.settle(step_scale(self._objective, groups))
         norm = self.optimizer.ascend(gradient)
         self.version += 1
         self._counters = None
         metrics = self._metrics(groups, norm)
-        self._update_baseline(groups)
+        self.running_mean = self.running_mean.extended([r for g in groups for r in g.rewards.values()])
+        self.level = self._tally.level + (f": {self._auto.reason()}" if self._auto is not None else "")
         metrics["optimizer_s"] = time.perf_counter() - started
         return metrics
 
@@ -373,10 +386,6 @@ class Learner:
         if self.has_work:
             raise PhaseError("expected no work left before the step is finished; call run_once() while has_work")
 
-    def _update_baseline(self, groups: Sequence[GroupWork]) -> None:
-        rewards = [r for g in groups for r in g.rewards.values()]
-        self.running_mean = self.running_mean.extended(rewards)
-
     def _metrics(self, groups: Sequence[GroupWork], norm: float) -> dict[str, float]:
         survivors = {m for g in groups for m in g.survivors}
         dropped = sum(len(g.survivors) for g in groups if len(g.survivors) < min_survivors(self._objective))
@@ -386,11 +395,6 @@ class Learner:
             "num_survivors": float(len(survivors) - dropped),
             "num_dropped": float(dropped),
             "num_lost": float(self._num_lost),
-            **self._spread(groups),
+            **spread(groups),
             **self._tally.metrics(survivors),
         }
-
-    @staticmethod
-    def _spread(groups: Sequence[GroupWork]) -> Mapping[str, float]:
-        rewards = [[g.rewards[m] for m in g.survivors] for g in groups]
-        return reward_spread(rewards, [[g.advantages[m] for m in g.survivors] for g in groups]).metrics()

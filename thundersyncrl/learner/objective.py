@@ -32,8 +32,10 @@ class WorkLimits:
     pack_tokens: int = 2048
     graph_tokens: int = 4096
     """Tokens whose graphs may wait: prompts for their walk (further ones run forward again), and with `stream = "turn"`
-    live trajectories for their end (further ones run when their text is complete)."""
+    or "auto" live trajectories for their end (further ones run when their text is complete)."""
     max_open_groups: int = 64
+    shares_cores: bool = False
+    """Whether learner work takes time from the engine; with `stream = "auto"`."""
     max_mismatch: float | None = None
     compare_behavior: bool = True
     """Measure learner against behavior log-probs; off for supervised transcripts, which nobody sampled."""

@@ -20,7 +20,7 @@ from thundersyncrl.config import LoraConfig, ModelConfig
 from thundersyncrl.errors import ConfigError, UnsupportedModelError
 from thundersyncrl.learner.attention import ATTENTION, AttentionPlan, Branch, PackPlan, Prefix, PrefixPlan
 from thundersyncrl.learner.bundled import resolve_model_path
-from thundersyncrl.learner.linear import sum_linears_in_blocks
+from thundersyncrl.learner.linear import use_own_layers
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -139,7 +139,7 @@ def make_policy(
     """
     _refuse_unsupported(model)
     model.set_attn_implementation(ATTENTION)  # pyright: ignore[reportCallIssue]
-    sum_linears_in_blocks(model)
+    use_own_layers(model)
     if dtype is torch.float64:
         model.double()
         make_norms_exact(model)

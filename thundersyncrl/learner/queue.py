@@ -8,7 +8,7 @@
 | early   | turns finished, text not complete                       | forward only, one trajectory's new tokens    |
 
 A stream level says when an item is admitted (`batch`: every reward of the step is in, `group`: of the group,
-`trajectory` and `turn`: at once); the class says what can be done with it. So all levels are one code path.
+`trajectory`, `turn` and `auto`: at once); the class says what can be done with it. So all levels are one code path.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class WorkQueue:
     """Items of one step, handed out as packs.
 
     Args:
-        stream: "batch", "group", "trajectory" or "turn".
+        stream: "batch", "group", "trajectory", "turn" or "auto".
         coefficient: class of the estimator; it decides when a coefficient is known.
         pack_tokens: largest pack; a single longer branch runs alone.
     """

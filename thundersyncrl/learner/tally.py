@@ -36,6 +36,13 @@ class Tally:
         self.num_packs[pack.work_class] += 1
         self.members.update({branch.id: pack.work_class.value for branch in pack.branches})
 
+    @property
+    def level(self) -> str:
+        """The finest level at which work was done."""
+        if self.num_packs[WorkClass.EARLY]:
+            return "turn"
+        return "trajectory" if self.num_packs[WorkClass.CONTENT] or self.num_packs[WorkClass.KNOWN] else "group"
+
     def count_early(self, member: TrajectoryId, num_tokens: int) -> None:
         """Count an early forward that ran."""
         self.num_packs[WorkClass.EARLY] += 1

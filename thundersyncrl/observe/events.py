@@ -17,7 +17,7 @@ This module imports nothing of the package, so that whoever works may emit.
 | engine | `publish` | forgetting keys and values, weights live | | |
 | learner | `pack` | one forward and backward, once per trajectory | of the trajectory | class of the work |
 | learner | `work` | a slice that says no more of itself | | |
-| learner | `optimizer` | settle, the weights changed | | |
+| learner | `optimizer` | settle, the weights changed | | level of the step's work, and why |
 | learner | `supervised step` | one step of the warm start | | |
 | sandbox | `environment open`, `environment close` | its begin, its end | | |
 | sandbox | `tool` | an action, its observation | | |

@@ -50,6 +50,7 @@ class MetricsFile:
             "num_dropped": report.num_dropped,
             "num_failed": report.num_failed,
             "failures": dict(report.failures),
+            "level": report.level,
         }
         taken = sorted((own.keys() | {"elapsed_s"}) & report.metrics.keys())
         if taken:

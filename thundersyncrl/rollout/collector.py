@@ -16,7 +16,9 @@ from typing import Protocol
 
 from thundersyncrl.errors import RolloutError
 from thundersyncrl.records import GroupId, Outcome, Reward, Status, Task, Trajectory, TrajectoryId, Turn
-from thundersyncrl.rollout.driver import Episode, Setting, outcome_of
+from thundersyncrl.rollout.boundary import outcome_of
+from thundersyncrl.rollout.driver import Episode
+from thundersyncrl.rollout.setting import Setting
 
 RETRIED = frozenset({"engine", "environment", "tool", "cancelled", "crash"})
 """Failure kinds that aren't the model's doing: the trajectory is sampled again from its start."""

@@ -43,9 +43,7 @@ from thundersyncrl.records import (
 )
 from thundersyncrl.rollout.boundary import GRACE_S, attributed, outcome_of, result_of, stop, within
 from thundersyncrl.rollout.engine import Sample, SampleRequest, request_seed
-from thundersyncrl.rollout.setting import Limits, Setting
-
-__all__ = ["CLOSE_LIMIT_S", "Episode", "Limits", "Setting", "outcome_of", "request_seed"]
+from thundersyncrl.rollout.setting import Setting
 
 CLOSE_LIMIT_S = 30.0
 """How long an environment may take to remove its world."""

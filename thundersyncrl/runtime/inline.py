@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
@@ -25,6 +26,9 @@ class Streamed(Worker, Protocol):
 
     @property
     def has_sure_work(self) -> bool: ...
+
+    @property
+    def recheck_s(self) -> float | None: ...
 
     def run_once(self, *, sure_only: bool = False) -> None: ...
 
@@ -80,7 +84,9 @@ class InlineRuntime:
         while True:
             self._event.clear()
             if not await self.call(self._slice):
-                await self._event.wait()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._learner.recheck_s):
+                        await self._event.wait()
 
     async def call(self, function: Callable[[], T]) -> T:
         """Run a function on the compute thread, between slices, and return its result."""

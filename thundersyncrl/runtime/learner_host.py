@@ -66,6 +66,11 @@ class LearnerHost:
         return self.learner.has_work
 
     @property
+    def recheck_s(self) -> float | None:
+        """After how many seconds to ask for work again though nothing new has come; None for never."""
+        return self.learner.recheck_s
+
+    @property
     def has_sure_work(self) -> bool:
         return self.learner.has_sure_work
 
@@ -81,15 +86,15 @@ class LearnerHost:
     def begin_step(self) -> None:
         self.learner.begin_step()
 
-    def finish_step(self) -> tuple[dict[str, float], int, str]:
-        """Run what work is left, step once, and return the step's metrics, the new version and its digest."""
+    def finish_step(self) -> tuple[dict[str, float], str, int, str]:
+        """Run what work is left, step once; return the step's metrics and level, the new version and its digest."""
         while self.learner.has_work:
             self.run_once()
         start = time.monotonic()
         metrics = self.learner.finish_step()
         digest = self.learner.policy.digest()
-        record(self.events, start, "learner", "optimizer")
-        return metrics, self.learner.version, digest
+        record(self.events, start, "learner", "optimizer", detail=self.learner.level)
+        return metrics, self.learner.level, self.learner.version, digest
 
     def begin_version(self, version: int) -> str:
         """Take the number under which the engine made the present weights live; return their digest."""

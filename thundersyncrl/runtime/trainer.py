@@ -40,6 +40,8 @@ class Trainer:
         self._takes_turns = takes_turns
         self.version = 0
         """Of the learner's weights."""
+        self.level = ""
+        """At which level the last step's gradient work was done, and with "auto" why."""
         self.digest = ""
         """Of the weights of `version`; a receipt of the engine must show the same."""
 
@@ -67,7 +69,7 @@ class Trainer:
 
     async def finish_step(self) -> dict[str, float]:
         """Wait for the step's last work, step once, and return the step's metrics."""
-        metrics, self.version, self.digest = await self._ask("finish_step")
+        metrics, self.level, self.version, self.digest = await self._ask("finish_step")
         return metrics
 
     async def begin_version(self, version: int) -> None:
