@@ -141,7 +141,7 @@ async def _run(spec: RunSpec) -> RunResult:
         Objective(
             estimator=get_estimator(spec.estimator), normalizer=Normalizer(name="token"), temperature=spec.temperature
         ),
-        WorkLimits(stream=spec.stream, pack_tokens=128, graph_tokens=spec.graph_tokens),
+        WorkLimits(stream=spec.stream, pack_tokens=128, graph_tokens=spec.graph_tokens, early_tokens=1),
         PolicyOptimizer(policy.trained, spec.learner, total_steps=20),
     )
     recorder = Recorder(keeps_trajectories=spec.keeps_trajectories)

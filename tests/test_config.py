@@ -24,9 +24,9 @@ seed data_seed steps run checkpoint_every show_sample_every trackers placement
 model model.path model.dtype model.train model.lora model.lora.rank model.lora.alpha model.lora.targets model.threads
 algorithm algorithm.estimator algorithm.normalizer algorithm.constant_length algorithm.importance_cap
 algorithm.kl_coefficient algorithm.overlong_tokens algorithm.extra_groups
-learner learner.stream learner.pack_tokens learner.graph_tokens learner.max_open_groups learner.learning_rate
-learner.schedule learner.warmup_steps learner.weight_decay learner.betas learner.eps learner.max_grad_norm
-learner.max_mismatch
+learner learner.stream learner.pack_tokens learner.graph_tokens learner.early_tokens learner.max_open_groups
+learner.learning_rate learner.schedule learner.warmup_steps learner.weight_decay learner.betas learner.eps
+learner.max_grad_norm learner.max_mismatch
 rollout rollout.groups_per_step rollout.group_size rollout.temperature rollout.top_p rollout.max_turns
 rollout.max_turn_tokens rollout.max_action_tokens rollout.context_tokens rollout.max_concurrent rollout.cache_tokens
 rollout.trajectory_limit_s rollout.max_retries
@@ -120,6 +120,7 @@ def test_a_huge_wrong_value_is_cut_in_the_message() -> None:
         ({"algorithm": {"overlong_tokens": 999}}, "`algorithm.overlong_tokens` of at most"),
         ({"rollout": {"group_size": 1}}, "a group of one has nothing to be compared with"),
         ({"rollout": {"top_p": 0.9}}, "expected `rollout.top_p` 1.0, got 0.9"),
+        ({"learner": {"stream": "group", "early_tokens": 8}}, "`learner.early_tokens = 8` has no effect"),
         ({"learner": {"stream": "weekly"}}, "'batch', 'group', 'trajectory', 'turn' or 'auto'"),
         ({"learner": {"learning_rate": float("nan")}}, "`learner.learning_rate`"),
         ({"learner": {"learning_rate": float("inf")}}, "`learner.learning_rate`"),

@@ -1,4 +1,4 @@
-"""The commands `bench learner` and `bench overlap`: arms side by side in one call."""
+"""The commands `bench learner`, `bench overlap` and `bench engine`: arms side by side in one call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 bench_app = typer.Typer(
-    help="Measure what streaming costs and what it hides, arms interleaved in one call.",
+    help="Measure what streaming costs, what it hides, and how fast sampling is; arms interleaved in one call.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -38,5 +38,18 @@ def overlap(context: typer.Context) -> None:
         thundersyncrl bench overlap --steps 3 --json
     """
     from thundersyncrl.bench.overlap import main
+
+    raise SystemExit(main(context.args))
+
+
+@bench_app.command("engine", context_settings=_PASSED_ON, add_help_option=False)
+def engine(context: typer.Context) -> None:
+    """Sampled tokens per second of the embedded engine against generate() of transformers.
+
+    \b
+    Example:
+        thundersyncrl bench engine --batch 8 32 --json
+    """
+    from thundersyncrl.bench.engine import main
 
     raise SystemExit(main(context.args))

@@ -137,6 +137,7 @@ def build_learner(config: Config, policy: Policy | None = None, *, shares_cores:
         stream=config.learner.stream,
         pack_tokens=config.learner.pack_tokens,
         graph_tokens=config.learner.graph_tokens,
+        early_tokens=config.learner.early_tokens,
         max_open_groups=config.learner.max_open_groups,
         shares_cores=shares_cores,
         max_mismatch=config.learner.max_mismatch,

@@ -114,6 +114,10 @@ class LearnerConfig(_Section):
     """Tokens whose graphs may wait for their backward: prompts, and with `stream = "turn"` or "auto" live trajectories.
 
     Prompts past it run forward twice, trajectories past it when their text is complete, with the same result."""
+    early_tokens: int = Field(default=96, ge=1)
+    """New tokens of a live trajectory that are worth a forward before its end; with `stream = "turn"` or "auto".
+
+    Fewer wait for its next turn: short runs cost more per token."""
     max_open_groups: int = Field(default=64, ge=1)
     """Groups that may hold gradient buffers; past it, work falls back to group level."""
     learning_rate: float = Field(default=1e-5, gt=0)
@@ -132,6 +136,15 @@ class LearnerConfig(_Section):
     """The gradient is clipped once, after settle."""
     max_mismatch: float | None = Field(default=None, gt=0)
     """Stop when |learner - behavior log-prob| of any token passes this many nats."""
+
+    @model_validator(mode="after")
+    def _refuse_early_tokens_without_effect(self) -> LearnerConfig:
+        if self.early_tokens != type(self).model_fields["early_tokens"].default and self.stream not in ("turn", "auto"):
+            raise ValueError(
+                f"`learner.early_tokens = {self.early_tokens}` has no effect with `learner.stream = "
+                f'"{self.stream}"`; remove it, or choose "turn" or "auto"'
+            )
+        return self
 
 
 class RolloutConfig(_Section):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from thundersyncrl.environments.task_order import TaskOrder
 from thundersyncrl.errors import PublishError, RolloutError
@@ -22,6 +22,7 @@ from thundersyncrl.observe.timeline import SHARED_CORE, windows
 from thundersyncrl.records import Receipt, Status, StepReport
 from thundersyncrl.rollout.collector import Collector, Played
 from thundersyncrl.rollout.setting import Setting
+from thundersyncrl.rollout.task_history import TaskHistory
 from thundersyncrl.runtime.trainer import Trainer
 
 
@@ -38,6 +39,7 @@ class Training:
     extra_groups: int = 0
     """Groups that may be started in place of uniform ones."""
     max_retries: int = 1
+    history: TaskHistory = field(default_factory=TaskHistory)
     shares_core: bool = False
     """Whether engine and learner take turns on one thread, so that neither can work while the other does."""
 
@@ -116,6 +118,7 @@ def _collector(training: Training, step: int) -> Collector:
         group_size=training.group_size,
         max_retries=training.max_retries,
         on_played=on_played,
+        history=training.history,
     )
     return collector
 

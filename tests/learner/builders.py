@@ -115,7 +115,7 @@ def learner_of(
         importance_cap=importance_cap,
         shape_reward=shape_reward,
     )
-    return Learner(policy, objective, WorkLimits(**limits), optimizer or Probe())
+    return Learner(policy, objective, WorkLimits(**{"early_tokens": 1, **limits}), optimizer or Probe())
 
 
 def open_step(learner: Learner, trajectories: Sequence[Trajectory]) -> None:

@@ -103,6 +103,28 @@ def test_those_expected_to_end_last_run_first(policy: Policy) -> None:
     assert relative_error(gradient_of(learner), exact(policy, members)) < 1e-12
 
 
+def test_few_new_tokens_wait_for_the_next_turn(policy: Policy) -> None:
+    members = group(random.Random(8))
+    learner = learner_of(policy, stream="turn", graph_tokens=ROOM, early_tokens=4)
+    open_step(learner, members)
+    learner.turn(members[0].id, members[0].turns[:1])  # 3 branch tokens
+    assert not _runs(learner)
+    learner.turn(members[0].id, members[0].turns[:2])  # and 5 more
+    assert _runs(learner)
+    learner.turn(members[0].id, members[0].turns[:3])
+    assert _runs(learner)
+    metrics = end(learner, members)
+    assert metrics["num_early_packs"] == 2
+    assert relative_error(gradient_of(learner), exact(policy, members)) < 1e-12
+
+
+def _runs(learner: Learner) -> bool:
+    learner._absorb()  # pyright: ignore[reportPrivateUsage]
+    had_work = learner.has_work
+    work(learner)
+    return had_work
+
+
 def test_a_fresh_start_drops_the_old_graph(policy: Policy) -> None:
     members = group(random.Random(4))
     learner = learner_of(policy, stream="turn", graph_tokens=ROOM)

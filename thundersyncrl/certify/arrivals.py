@@ -130,6 +130,7 @@ def limits_of_order(seed: int, *, stream: str) -> WorkLimits:
         stream=stream,
         pack_tokens=(2048, 24, 2048, 9)[seed // 4 % 4],
         graph_tokens=(4096, 6, 0)[seed % 3],
+        early_tokens=(1, 5)[seed % 2],
         max_open_groups=(64, 64, 64, 64, 1)[seed % 5],
         compare_behavior=False,
     )

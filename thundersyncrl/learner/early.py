@@ -138,8 +138,13 @@ class EarlyForwards:
             by_id[branch.id] = begun[branch.id].score(policy, temperature)
         return [by_id[b.id] for b in branches], num_tokens
 
-    def next(self, room: int) -> Live | None:
-        """Return the trajectory whose new tokens should run now: of those that fit, the one expected to end last."""
-        fitting = [live for live in self._live.values() if 0 < live.branch.num_tokens - live.num_done <= room]
+    def next(self, room: int, *, least: int = 1) -> Live | None:
+        """Return the trajectory whose new tokens should run now: of those that fit, the one expected to end last.
+
+        Args:
+            room: tokens whose graphs may still be kept.
+            least: new tokens that are worth a run.
+        """
+        fitting = [live for live in self._live.values() if least <= live.branch.num_tokens - live.num_done <= room]
         # without a hint, the one that has come least far
         return max(fitting, key=lambda live: (live.expected_turns - live.num_turns, -live.num_turns), default=None)

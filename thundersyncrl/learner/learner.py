@@ -246,7 +246,7 @@ class Learner:
 
     def _next_early(self) -> Live | None:
         may = self._auto is None or self._auto.wants_early(len(self._tally.early))
-        return self._early.next(self._graph_room()) if may else None
+        return self._early.next(self._graph_room(), least=self._limits.early_tokens) if may else None
 
     def _graph_room(self) -> int:
         prompts = sum(len(p.token_ids) for p in self._prompts.values() if p.keeps_graph)

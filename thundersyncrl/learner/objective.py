@@ -33,6 +33,8 @@ class WorkLimits:
     graph_tokens: int = 4096
     """Tokens whose graphs may wait: prompts for their walk (further ones run forward again), and with `stream = "turn"`
     or "auto" live trajectories for their end (further ones run when their text is complete)."""
+    early_tokens: int = 96
+    """New tokens of a live trajectory that are worth an early forward; fewer wait for the next turn or the end."""
     max_open_groups: int = 64
     shares_cores: bool = False
     """Whether learner work takes time from the engine; with `stream = "auto"`."""

@@ -12,6 +12,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from thundersyncrl.errors import RolloutError
@@ -19,6 +20,7 @@ from thundersyncrl.records import GroupId, Outcome, Reward, Status, Task, Trajec
 from thundersyncrl.rollout.boundary import outcome_of
 from thundersyncrl.rollout.driver import Episode
 from thundersyncrl.rollout.setting import Setting
+from thundersyncrl.rollout.task_history import TaskHistory
 
 RETRIED = frozenset({"engine", "environment", "tool", "cancelled", "crash"})
 """Failure kinds that aren't the model's doing: the trajectory is sampled again from its start."""
@@ -29,7 +31,7 @@ class Sink(Protocol):
 
     def open_group(self, group: GroupId, members: Iterable[TrajectoryId]) -> None: ...
 
-    def turn(self, member: TrajectoryId, turns: Sequence[Turn]) -> None: ...
+    def turn(self, member: TrajectoryId, turns: Sequence[Turn], *, expected_turns: float | None = None) -> None: ...
 
     def text(self, trajectory: Trajectory) -> None: ...
 
@@ -56,6 +58,7 @@ class Collector:
         setting: what all episodes share.
         sink: where texts and rewards go.
         on_played: called with each trajectory's end.
+        history: of earlier trajectories; it decides who starts first, and learns from this step's.
     """
 
     setting: Setting
@@ -64,15 +67,19 @@ class Collector:
     group_size: int
     max_retries: int
     on_played: Callable[[Played], None]
+    history: TaskHistory = field(default_factory=TaskHistory)
     played: list[Played] = field(default_factory=list[Played])
     num_groups: int = 0
 
     async def play(self, tasks: Sequence[Task]) -> None:
-        """Play one group per task, all at once; return when every member has ended."""
-        members: list[tuple[TrajectoryId, Task]] = []
-        for task in tasks:
-            group = GroupId(self.step, self.num_groups)
+        """Play one group per task, all at once, longest first; return when every member has ended."""
+        groups: dict[str, list[GroupId]] = {}
+        for task in tasks:  # a group's number, and so its seeds, don't depend on the history
+            groups.setdefault(task.id, []).append(GroupId(self.step, self.num_groups))
             self.num_groups += 1
+        members: list[tuple[TrajectoryId, Task]] = []
+        for task in self.history.longest_first(tasks):
+            group = groups[task.id].pop(0)
             ids = [TrajectoryId(group.step, group.group, m) for m in range(self.group_size)]
             self.sink.open_group(group, ids)
             members += [(id, task) for id in ids]
@@ -81,14 +88,17 @@ class Collector:
                 tasks_of_wave.create_task(self._member(id, task), name=f"trajectory {id}")
 
     async def _member(self, id: TrajectoryId, task: Task) -> None:
+        on_turn = partial(self.sink.turn, expected_turns=self.history.expected_turns(task))
         for attempt in range(self.max_retries + 1):
-            async with Episode(self.setting, id=id, task=task, on_turn=self.sink.turn) as episode:
+            async with Episode(self.setting, id=id, task=task, on_turn=on_turn) as episode:
                 trajectory = await episode.play()
                 failed = trajectory.outcome.status is Status.FAILED
                 if failed and trajectory.outcome.cause in RETRIED and attempt < self.max_retries:
                     continue
                 end = await self._hand_over(episode, trajectory)
             self.played.append(end)
+            if end.trajectory.outcome.is_usable:
+                self.history.add(end.trajectory)
             self.on_played(end)
             return
 

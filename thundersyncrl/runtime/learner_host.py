@@ -44,8 +44,8 @@ class LearnerHost:
     def open_group(self, group: GroupId, members: Iterable[TrajectoryId]) -> None:
         self.learner.open_group(group, members)
 
-    def turn(self, member: TrajectoryId, turns: Sequence[Turn]) -> None:
-        self.learner.turn(member, turns)
+    def turn(self, member: TrajectoryId, turns: Sequence[Turn], expected_turns: float | None = None) -> None:
+        self.learner.turn(member, turns, expected_turns=expected_turns)
 
     def text(self, trajectory: Trajectory) -> None:
         self.learner.text(trajectory)

@@ -48,9 +48,9 @@ class Trainer:
     def open_group(self, group: GroupId, members: Iterable[TrajectoryId]) -> None:
         self._transport.tell("open_group", group, tuple(members))
 
-    def turn(self, member: TrajectoryId, turns: Sequence[Turn]) -> None:
+    def turn(self, member: TrajectoryId, turns: Sequence[Turn], *, expected_turns: float | None = None) -> None:
         if self._takes_turns:
-            self._transport.tell("turn", member, tuple(turns))
+            self._transport.tell("turn", member, tuple(turns), expected_turns)
 
     def text(self, trajectory: Trajectory) -> None:
         self._transport.tell("text", trajectory)
