@@ -39,6 +39,7 @@ def test_pieces_give_the_gradient_of_the_whole(
     assert all(g is None for g in from_graph)
     for mine, theirs in zip(deferred.added_to(from_graph, parameters), wanted, strict=True):
         assert mine is not None
+        assert not mine.requires_grad
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
     assert deferred.added_to([None], [embed.weight]) == [None]  # nothing is counted twice
 

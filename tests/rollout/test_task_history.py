@@ -75,13 +75,13 @@ def test_means_are_over_trajectories() -> None:
 
 
 class Opened:
-    """A sink that notes the order in which groups start."""
+    """A sink that notes the order in which groups are announced."""
 
     def __init__(self) -> None:
-        self.groups: list[GroupId] = []
+        self.groups: list[int] = []
 
     def open_group(self, group: GroupId, members: Iterable[TrajectoryId]) -> None:
-        self.groups.append(group)
+        self.groups.append(group.group)
 
     def turn(self, member: TrajectoryId, turns: Sequence[Turn], *, expected_turns: float | None = None) -> None: ...
 
@@ -98,10 +98,11 @@ def test_a_group_keeps_its_number_whenever_it_starts() -> None:
         history.add(played(task, turns=turns))
     tasks = [*TASKS, TASKS[0]]
     limits: dict[str, Any] = {"max_turns": 2, "max_turn_tokens": 9, "max_action_tokens": 99, "context_tokens": 999}
+    started: list[str] = []
     setting = Setting(
         engine=engine_of(say("hello")),
         renderer=RENDERER,
-        environment_factory=lambda task: ScriptedEnvironment([DONE]),
+        environment_factory=lambda task: started.append(task.id) or ScriptedEnvironment([DONE]),
         limits=Limits(**limits, trajectory_limit_s=20.0, grade_limit_s=20.0),
         temperature=1.0,
         seed=0,
@@ -111,7 +112,8 @@ def test_a_group_keeps_its_number_whenever_it_starts() -> None:
     )
     order = history.longest_first(tasks)
     asyncio.run(collector.play(tasks))
-    assert [tasks[g.group].id for g in sink.groups] == [t.id for t in order]
-    assert sorted(g.group for g in sink.groups) == list(range(5))
+    assert sink.groups == list(range(5))
+    assert list(dict.fromkeys(started)) == list(dict.fromkeys(t.id for t in order)) != list("abcd")
+    assert len(started) == 2 * len(tasks)
     assert {p.trajectory.id.group: p.trajectory.task.id for p in collector.played} == dict(enumerate("abcda"))
     assert history.expected_turns(TASKS[0]) != random.Random(0).sample(range(1, 9), 4)[0]

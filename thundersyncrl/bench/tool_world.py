@@ -54,7 +54,7 @@ class Workload:
     turns: LogNormal = LogNormal(median=4.0, sigma=0.7, least=1.0, most=12.0)
     tool_s: LogNormal = LogNormal(median=0.4, sigma=1.0, least=0.0, most=8.0)
     """Of each tool call, and of the verifier."""
-    observation_tokens: LogNormal = LogNormal(median=96.0, sigma=0.5, least=8.0, most=384.0)
+    observation_tokens: LogNormal = LogNormal(median=128.0, sigma=0.5, least=8.0, most=384.0)
     """The benchmark's tokenizer has a token a letter."""
     prompt_tokens: int = 160
     turn_tokens: int = 24

@@ -37,13 +37,21 @@ _QUIET_S = 10.0
 """Longest silence where cases take their time."""
 
 
-def certify(config: Config | None, *, tiny: bool, sabotage: str = "", progress: Callable[[str], None]) -> CertifyReport:
+def certify(
+    config: Config | None,
+    *,
+    tiny: bool,
+    num_orders: int = 20,
+    sabotage: str = "",
+    progress: Callable[[str], None],
+) -> CertifyReport:
     """Return whether the streamed update is the update of plain batch training, measured.
 
     Args:
         config: certifies its estimator; without `tiny` also its model, on trajectories sampled from its tasks. None
             takes every registered estimator.
-        tiny: random models of all supported families, full and LoRA, 20 arrival orders.
+        tiny: random models of all supported families, full and LoRA.
+        num_orders: arrival orders of each batch; with `tiny`.
         sabotage: name of a fault to plant; the certificate must then fail. It runs one family and 4 orders.
         progress: hears a line now and then.
 
@@ -53,7 +61,7 @@ def certify(config: Config | None, *, tiny: bool, sabotage: str = "", progress: 
     started = time.perf_counter()
     check_sabotage(sabotage)
     if tiny:
-        families, num_orders = (tuple(FAMILIES)[:1], 4) if sabotage else (tuple(FAMILIES), 20)
+        families, num_orders = (tuple(FAMILIES)[:1], 4) if sabotage else (tuple(FAMILIES), num_orders)
         subjects = tiny_subjects(config, families=families, num_orders=num_orders)
     elif config is not None:
         subjects = config_subjects(config, progress)

@@ -57,6 +57,7 @@ class DeferredWeights:
         all_inputs.append(inputs)
         gradients.append(gradient)
 
+    @torch.no_grad()  # the inputs are parts of a graph, the products are numbers
     def added_to(self, gradients: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> list[Tensor | None]:
         """Return gradients of parameters with what was left for them added; nothing is left then."""
         left, self._left = self._left, {}

@@ -73,19 +73,17 @@ class Collector:
 
     async def play(self, tasks: Sequence[Task]) -> None:
         """Play one group per task, all at once, longest first; return when every member has ended."""
-        groups: dict[str, list[GroupId]] = {}
-        for task in tasks:  # a group's number, and so its seeds, don't depend on the history
-            groups.setdefault(task.id, []).append(GroupId(self.step, self.num_groups))
+        members: dict[str, list[TrajectoryId]] = {}
+        for task in tasks:  # a group's number, its seeds and its place in packs don't depend on the history
+            group = GroupId(self.step, self.num_groups)
             self.num_groups += 1
-        members: list[tuple[TrajectoryId, Task]] = []
-        for task in self.history.longest_first(tasks):
-            group = groups[task.id].pop(0)
             ids = [TrajectoryId(group.step, group.group, m) for m in range(self.group_size)]
             self.sink.open_group(group, ids)
-            members += [(id, task) for id in ids]
+            members.setdefault(task.id, []).extend(ids)
         async with asyncio.TaskGroup() as tasks_of_wave:
-            for id, task in members:
-                tasks_of_wave.create_task(self._member(id, task), name=f"trajectory {id}")
+            for task in self.history.longest_first(tasks):
+                for id in members.pop(task.id, ()):
+                    tasks_of_wave.create_task(self._member(id, task), name=f"trajectory {id}")
 
     async def _member(self, id: TrajectoryId, task: Task) -> None:
         on_turn = partial(self.sink.turn, expected_turns=self.history.expected_turns(task))
