@@ -1,4 +1,4 @@
-"""The commands `bench learner`, `bench overlap` and `bench engine`: arms side by side in one call."""
+"""The commands `bench learner`, `bench overlap`, `bench engine` and `bench trl`: arms side by side in one call."""
 
 from __future__ import annotations
 
@@ -51,5 +51,18 @@ def engine(context: typer.Context) -> None:
         thundersyncrl bench engine --batch 8 32 --json
     """
     from thundersyncrl.bench.engine import main
+
+    raise SystemExit(main(context.args))
+
+
+@bench_app.command("trl", context_settings=_PASSED_ON, add_help_option=False)
+def trl(context: typer.Context) -> None:
+    """Trajectories per second of training steps against GRPOTrainer of TRL.
+
+    \b
+    Example:
+        thundersyncrl bench trl --groups 2 --group-size 4 --json
+    """
+    from thundersyncrl.bench.trl import main
 
     raise SystemExit(main(context.args))
