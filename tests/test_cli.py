@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -347,3 +348,13 @@ def test_a_task_whose_solution_does_not_solve_it_fails_the_check(run: Run, tmp_p
     assert code == 2
     assert [finding["name"] for finding in json.loads(out)["failed"]] == [broken.name]
     assert "reward 0" in err
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_full_disk_is_one_line(run: Run, config: Path, monkeypatch: pytest.MonkeyPatch, grouped: bool) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    install_build(monkeypatch, train_run=raising(ExceptionGroup("tasks", [full]) if grouped else full))
+    code, _, err = run("train", config)
+    assert code == 1
+    assert "error: expected storage that can be written" in err
+    assert "Traceback" not in err

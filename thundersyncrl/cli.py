@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -274,10 +275,16 @@ class _Termination:
             raise KeyboardInterrupt  # SIGINT is ignored, as in a shell's background job
 
 
+_STORAGE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO})
+
+
 def _known_errors(error: Exception) -> list[ThunderSyncError]:
     """Return the errors that tasks running side by side raised on purpose; none when any of them is a bug."""
     if isinstance(error, ThunderSyncError):
         return [error]
+    if isinstance(error, OSError) and error.errno in _STORAGE:
+        text = f"expected storage that can be written, got {error}; make room, then go on with --resume"
+        return [ThunderSyncError(text)]
     if not isinstance(error, ExceptionGroup):
         return []
     parts = [_known_errors(part) for part in cast(ExceptionGroup[Exception], error).exceptions]
@@ -298,7 +305,7 @@ def main() -> None:
     termination = _Termination()
     try:
         app()
-    except (ThunderSyncError, ExceptionGroup) as error:
+    except (ThunderSyncError, ExceptionGroup, OSError) as error:
         known = _known_errors(error)
         if not known:
             raise
@@ -307,6 +314,7 @@ def main() -> None:
         raise SystemExit(EXIT_CONFIG if isinstance(known[0], ConfigError) else _EXIT_ERROR) from None
     except SystemExit as exit_:
         if termination.came:
+            print("terminated", file=sys.stderr, flush=True)
             raise SystemExit(_EXIT_TERMINATE) from None
         if exit_.code == _EXIT_INTERRUPT:
             print("interrupted", file=sys.stderr, flush=True)

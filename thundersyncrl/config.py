@@ -10,7 +10,7 @@ import copy
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast, get_origin
+from typing import Annotated, Any, Literal, cast, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, model_validator
 
@@ -42,7 +42,7 @@ class LoraConfig(_Section):
     """Width of the adapters."""
     alpha: float = Field(default=32.0, gt=0)
     """The adapters are scaled by alpha / rank."""
-    targets: str | tuple[str, ...] = "all-linear"
+    targets: str | tuple[str, ...] = Field(default="all-linear", min_length=1)
     """PEFT's target modules."""
 
 
@@ -57,7 +57,7 @@ class ModelConfig(_Section):
     """What is trained: adapters, or every parameter."""
     lora: LoraConfig | None = None
     """Adapter settings; only with train = "lora"."""
-    threads: int = Field(default=0, ge=0)
+    threads: int = Field(default=0, ge=0, le=1024)
     """CPU threads; 0 takes all cores."""
 
     @model_validator(mode="after")
@@ -128,7 +128,7 @@ class LearnerConfig(_Section):
     """Steps over which the learning rate rises to its full value."""
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's decoupled weight decay."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     """AdamW's decay rates of the gradient's two moments."""
     eps: float = Field(default=1e-8, gt=0)
     """AdamW's term in the denominator."""
@@ -154,7 +154,7 @@ class RolloutConfig(_Section):
     """Tasks per step; each gives one group."""
     group_size: int = Field(default=8, ge=1)
     """Trajectories per group, G."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=0.01)
     """Divides the logits, when sampling and when scoring."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Only 1.0: the engine's log-probs are those of the full distribution, so it must sample from that."""
@@ -200,7 +200,7 @@ class EnvironmentConfig(_Section):
     """Wall time of a task's verifier."""
     memory_mb: int = Field(default=512, ge=16)
     """Memory of everything that one trajectory runs."""
-    max_processes: int = Field(default=64, ge=4)
+    max_processes: int = Field(default=64, ge=4, le=4_194_304)
     """Processes and threads of one trajectory."""
     cpu_limit_s: float = Field(default=10.0, gt=0)
     """CPU seconds of one command."""

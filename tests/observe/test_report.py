@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,25 @@ def test_half_written_lines_are_left_out_and_told(tmp_path: Path) -> None:
     run = read_run(folder)
     assert len(run.problems) == 3
     assert len(run.stretches) == 2
+
+
+def test_numbers_that_nothing_can_hold_are_left_out(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    event = {"actor": "learner", "what": "pack", "start_s": 1.0, "end_s": 2.0, "step": 0}
+    rows: list[tuple[Path, str]] = [
+        (folder.events, json.dumps({**event, "tokens": math.inf})),
+        (folder.events, json.dumps({**event, "start_s": 10**400})),
+        (folder.events, json.dumps({**event, "trajectory": "step=0/group=" + "9" * 5000})),
+        (folder.metrics, "[" * 200_000),
+        (folder.transcripts, json.dumps({"step": 0, "group": 0, "member": 99, "reward": 10**400})),
+    ]
+    for path, row in rows:
+        with path.open("a") as file:
+            file.write(row + "\n")
+    run = read_run(folder)
+    write_report(folder, run)
+    assert report_json(folder, run)
+    assert len(run.problems) == 2
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

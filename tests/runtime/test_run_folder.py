@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,7 +41,7 @@ def test_a_new_run_has_its_resolved_config_and_a_place_for_checkpoints(tmp_path:
     folder = open_run(config, resume=False)
     assert load_config(folder.config) == config
     assert folder.checkpoints.is_dir()
-    assert {path.name for path in folder.path.iterdir()} == {"config.toml", "checkpoints"}
+    assert {path.name for path in folder.path.iterdir()} == {"config.toml", "checkpoints", "lock"}
 
 
 def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
@@ -163,3 +165,33 @@ def test_a_file_to_be_written_at_the_end_is_checked_at_the_start(tmp_path: Path)
     for path in (tmp_path / "old", tmp_path / "old/below", tmp_path / ("x" * 300), Path("/proc/absent/file")):
         with pytest.raises(ConfigError, match="--output"):
             check_new_file(path)
+
+
+def test_a_folder_in_use_by_another_process_is_refused(tmp_path: Path) -> None:
+    config = Config(run=str(tmp_path / "run"))
+    program = (
+        "import sys; from thundersyncrl.config import Config; from thundersyncrl.runtime.run_folder import open_run\n"
+        "open_run(Config(run=sys.argv[1]), resume=False); print('open', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, config.run], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "open\n"
+        for resume in (False, True):
+            with pytest.raises(ConfigError, match="in use by another run"):
+                open_run(config, resume=resume)
+        other.kill()
+    open_run(config, resume=False)  # the lock ended with its owner
+
+
+def test_a_foreign_folder_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(ConfigError, match="new or empty folder"):
+        open_run(Config(run=str(tmp_path)), resume=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+
+
+def test_a_name_that_no_folder_can_have_is_refused() -> None:
+    with pytest.raises(ConfigError, match="expected `run` to be a folder"):
+        open_run(Config(run="a\0b"), resume=False)

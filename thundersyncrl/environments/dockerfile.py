@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import cast
 
 from thundersyncrl.environments.isolation import SEARCH_PATH
+from thundersyncrl.environments.plain_file import read_plain_text
 from thundersyncrl.errors import TaskError
 
 PLAIN_IMAGES = ("debian", "ubuntu", "python")
@@ -78,7 +79,7 @@ def read_dockerfile(file: Path) -> Build:
         TaskError: an instruction that the sandbox can't carry out, named with its line.
     """
     reader = _Reader(file)
-    content = file.read_text(encoding="utf-8")
+    content = read_plain_text(file)
     if "\0" in content:
         raise TaskError(f"expected a Dockerfile of text, got a NUL character ({file})")
     for number, text in _instructions(content):

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from thundersyncrl.environments.dockerfile import PLAIN_IMAGES, Build, Copy, is_plain_image, read_dockerfile
+from thundersyncrl.environments.plain_file import read_plain_text
 from thundersyncrl.environments.sandbox import RESERVED
 from thundersyncrl.errors import TaskError
 from thundersyncrl.records import Task
@@ -158,7 +159,8 @@ def _task_folders(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
 def read_task(folder: Path) -> HarborTask:
     """Return everything that a task folder says; raises as `load_task`."""
     for part in _PARTS:
-        if not (folder / part).exists():
+        place = folder / part
+        if not (place.is_dir() if part == "environment" else place.exists() and not place.is_dir()):
             raise TaskError(f"expected `{part}` in the task folder, got none ({folder}); add it or remove the task")
     settings = _Table(_read_toml(folder / "task.toml"), f"{folder / 'task.toml'}")
     _check_version(settings)
@@ -190,10 +192,7 @@ def read_task(folder: Path) -> HarborTask:
 
 
 def _read_text(file: Path) -> str:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"expected readable UTF-8 text, got {error} ({file})") from error
+    text = read_plain_text(file)
     if not text.strip():
         raise TaskError(f"expected text, got an empty file ({file}); say what the agent is to do")
     return text
@@ -201,8 +200,8 @@ def _read_text(file: Path) -> str:
 
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # also numbers of thousands of digits, and deep nesting
+        return tomllib.loads(read_plain_text(file))
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and deep nesting
         raise TaskError(f"expected TOML, got {error} ({file})") from error
 
 

@@ -105,7 +105,7 @@ def read_events(path: Path) -> Recorded:
                 offset = float(row["unix_s"]) - float(row["monotonic_s"])
             else:
                 events.append(_event(row, offset))
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             num_broken += 1
     events.sort(key=lambda e: (e.start_s, e.end_s))
     problems = (f"{num_broken} lines of {path.name} are broken and left out.",) if num_broken else ()

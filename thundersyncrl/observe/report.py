@@ -224,7 +224,7 @@ def _item(what: str, start_s: float, end_s: float, tokens: int = 0, detail: str 
 def _numbers_in(id: str) -> list[tuple[int, str]]:
     """Return a key that sorts member 10 after member 9."""
     parts = (part.rpartition("=")[2] for part in id.split("/"))
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+    return [(int(part), "") if part.isdecimal() and len(part) < 20 else (-1, part) for part in parts]
 
 
 def _numbers(row: Mapping[str, Any], keys: Iterable[str]) -> dict[str, float]:
@@ -232,7 +232,10 @@ def _numbers(row: Mapping[str, Any], keys: Iterable[str]) -> dict[str, float]:
 
 
 def _number(value: Any, none: Any = 0) -> Any:
-    return value if isinstance(value, (int, float)) and math.isfinite(value) else none
+    try:
+        return value if isinstance(value, (int, float)) and math.isfinite(value) else none
+    except OverflowError:  # an integer that no float can hold
+        return none
 
 
 def _asset(name: str) -> str:

@@ -106,7 +106,7 @@ def _read_rows(path: Path, needed: Sequence[str]) -> tuple[tuple[Row, ...], tupl
             continue
         try:
             row: Any = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict) and all(key in row for key in needed):
             rows.append(cast(Row, row))

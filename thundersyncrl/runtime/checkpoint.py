@@ -136,7 +136,7 @@ def latest_checkpoint(run: Path) -> Path:
     """
     found = list_checkpoints(run / "checkpoints")
     if not found:
-        raise ConfigError(f"expected a run with a checkpoint, got none ({run}); start it without --resume")
+        raise ConfigError(f"expected a run with a checkpoint, got none ({run}); name another folder, or train first")
     return found[-1]
 
 

@@ -9,6 +9,7 @@
     curves.png          the metrics as a picture
     trackers/           what experiment trackers keep on this machine
     summary.json        the result
+    lock                held while a run writes here
     report.html         the page that `report` writes, and
     trace.json          its trace for Perfetto
 
@@ -17,6 +18,7 @@ A new run never writes into a folder that holds anything; a resumed one only whe
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -34,6 +36,9 @@ MAY_DIFFER = frozenset(
     {"steps", "run", "checkpoint_every", "show_sample_every", "trackers", "model.threads", "evaluation.every"}
 )
 """Keys that a resumed run may change: none of them changes what a step computes."""
+
+_HELD: list[int] = []
+"""Locks of the runs of this process, until it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,10 @@ class RunFolder:
     @property
     def events(self) -> Path:
         return self.path / "events.jsonl"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
 
     @property
     def trackers(self) -> Path:
@@ -106,21 +115,41 @@ def open_run(config: Config, *, resume: bool) -> RunFolder:
 
     Raises:
         ConfigError: the folder holds something and `resume` is off; or it is on and there is no run, or one
-            with another config; or the folder can't be written.
+            with another config; or the folder can't be written, or another process writes it.
     """
     folder = RunFolder(Path(config.run))
     try:
         if resume:
             _check_same_run(folder, config)
         else:
-            _clear_for_new_run(folder)
+            _refuse_used(folder)
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        _lock(folder)
+        if not resume:
+            for left in (folder.metrics, folder.transcripts, folder.events):
+                left.unlink(missing_ok=True)
         _write_whole(folder.config, to_toml(config))
-    except OSError as error:
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:  # a NUL character in the name is a ValueError
         raise ConfigError(
             f"expected `run` to be a folder that can be written, got {error}; set another with run=..."
         ) from error
     return folder
+
+
+def _lock(folder: RunFolder) -> None:
+    """Keep other processes out of the folder as long as this one lives; the kernel lets go of it at any end."""
+    descriptor = os.open(folder.lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ConfigError(
+            f"expected a run folder that nobody writes, got one in use by another run ({folder.path}); wait for its "
+            "end, or set another with run=..."
+        ) from None
+    _HELD.append(descriptor)  # closing any descriptor of the file would let go of the lock
 
 
 def check_new_file(path: Path) -> None:
@@ -136,26 +165,26 @@ def check_new_file(path: Path) -> None:
         raise ConfigError(f"expected a file that can be written, got {error}; choose another with --output") from error
     if exists:
         raise ConfigError(f"expected a new file, got one that exists ({path}); choose another with --output")
-    if not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"expected a folder that can be written, got {path.parent}; choose another with --output")
+    try:
+        path.touch(exist_ok=False)  # rights alone don't tell: root seems to have all, a file system may be read-only
+        path.unlink()
+    except OSError as error:
+        raise ConfigError(f"expected a file that can be written, got {error}; choose another with --output") from error
 
 
-def _clear_for_new_run(folder: RunFolder) -> None:
+def _refuse_used(folder: RunFolder) -> None:
     if not _never_began(folder):
         raise ConfigError(
             f"expected a new or empty folder for the run, got one that holds files ({folder.path}); "
             "go on with --resume, or set another with run=..."
         )
-    folder.metrics.unlink(missing_ok=True)
-    folder.transcripts.unlink(missing_ok=True)
-    folder.events.unlink(missing_ok=True)
 
 
 def _never_began(folder: RunFolder) -> bool:
     """Return True for a folder that is new or empty, or where a run failed before it measured anything."""
     if not folder.path.exists():
         return True
-    files = {folder.config, folder.metrics, folder.transcripts, folder.events}
+    files = {folder.config, folder.metrics, folder.transcripts, folder.events, folder.lock}
     known = files | {folder.checkpoints, folder.tasks, folder.trackers}
     if not known.issuperset(folder.path.iterdir()):
         return False
