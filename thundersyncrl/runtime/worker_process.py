@@ -43,6 +43,7 @@ class WorkerProcess:
         self, role: str, *, descriptors: Sequence[int], events: EventLog, on_lost: Callable[[Exception], None]
     ):
         self._role = role
+        self._is_built = False
         ours, theirs = Pipe()
         try:
             # a session of its own: Ctrl-C reaches the controller only, which ends its workers in order
@@ -62,7 +63,9 @@ class WorkerProcess:
 
     async def build(self, *args: Any) -> Any:
         """Let the worker build its parts; return what it says of them."""
-        return await self.channel.ask("build", *args, limit_s=START_LIMIT_S)
+        answer = await self.channel.ask("build", *args, limit_s=START_LIMIT_S)
+        self._is_built = True
+        return answer
 
     def _explain(self, reason: str) -> WorkerError:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -76,6 +79,8 @@ class WorkerProcess:
     async def close(self) -> None:
         """End the worker, by force if it must be. Idempotent."""
         self.channel.close()
+        if not self._is_built:  # it still loads, doesn't look at its messages, and has nothing to lose
+            self.kill()
         try:
             await asyncio.to_thread(self._process.wait, CLOSE_LIMIT_S)
         except subprocess.TimeoutExpired:
