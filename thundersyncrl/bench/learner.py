@@ -5,6 +5,7 @@
 | padded       | plain transformers, one padded group a micro-batch                                      |
 | packed       | whole trajectories side by side, no padding, scored positions only, prompts not shared  |
 | final        | ours when every reward is in before any work                                            |
+| group        | ours, each group's gradient when it is complete                                         |
 | trajectory   | ours, each trajectory's gradient as it ends, in random order                            |
 | turn         | ours, each trajectory's turns handed over one at a time, in random order                |
 | half_uniform | final, with equal rewards in every other group                                          |
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from thundersyncrl.learner.learner import Learner
     from thundersyncrl.learner.policy import Policy
 
-ARMS = ("padded", "packed", "final", "trajectory", "turn", "half_uniform")
-RATIOS = {"final": "packed", "trajectory": "packed", "turn": "packed", "half_uniform": "final"}
+ARMS = ("padded", "packed", "final", "group", "trajectory", "turn", "half_uniform")
+RATIOS = {"final": "packed", "group": "packed", "trajectory": "packed", "turn": "packed", "half_uniform": "final"}
 """Arm -> the arm that it is divided by."""
 EARLY_TOKENS = 1 << 15
 """Graph budget: room for every live trajectory of the workload, so that each finished turn runs early."""
@@ -107,6 +108,7 @@ def measure(
         "padded": lambda: work.padded_gradient(plain, items),
         "packed": lambda: work.packed_gradient(policy, items),
         "final": lambda: streamed(policy, items, "batch"),
+        "group": lambda: streamed(policy, items, "group"),
         "trajectory": lambda: streamed(policy, items, "trajectory"),
         "turn": lambda: streamed(policy, items, "turn"),
         "half_uniform": lambda: streamed(policy, halved, "batch"),
