@@ -126,6 +126,36 @@ def run_tiny(spec: RunSpec) -> RunResult:
     return asyncio.run(asyncio.wait_for(_run(spec), timeout=240))
 
 
+def _learner(spec: RunSpec, policy: Policy) -> Learner:
+    return Learner(
+        policy,
+        Objective(
+            estimator=get_estimator(spec.estimator), normalizer=Normalizer(name="token"), temperature=spec.temperature
+        ),
+        WorkLimits(stream=spec.stream, pack_tokens=128, graph_tokens=spec.graph_tokens, early_tokens=1),
+        PolicyOptimizer(policy.trained, spec.learner, total_steps=20),
+    )
+
+
+def _setting(spec: RunSpec, engine: EmbeddedEngine, tokenizer: Any) -> Setting:
+    limits = Limits(
+        max_turns=3,
+        max_turn_tokens=8,
+        max_action_tokens=20,
+        context_tokens=256,
+        trajectory_limit_s=60.0,
+        grade_limit_s=30.0,
+    )
+    return Setting(
+        engine=engine,
+        renderer=Renderer(tokenizer),
+        environment_factory=spec.world,
+        limits=limits,
+        temperature=spec.temperature,
+        seed=spec.seed,
+    )
+
+
 async def _run(spec: RunSpec) -> RunResult:
     tokenizer = toy_tokenizer()
     lora = LoraConfig(rank=4) if spec.lora else None
@@ -136,14 +166,7 @@ async def _run(spec: RunSpec) -> RunResult:
         seed=spec.seed,
     )
     engine = EmbeddedEngine(policy, context_tokens=256, max_concurrent=8, cache_tokens=8192)
-    learner = Learner(
-        policy,
-        Objective(
-            estimator=get_estimator(spec.estimator), normalizer=Normalizer(name="token"), temperature=spec.temperature
-        ),
-        WorkLimits(stream=spec.stream, pack_tokens=128, graph_tokens=spec.graph_tokens, early_tokens=1),
-        PolicyOptimizer(policy.trained, spec.learner, total_steps=20),
-    )
+    learner = _learner(spec, policy)
     recorder = Recorder(keeps_trajectories=spec.keeps_trajectories)
     host = LearnerHost(learner, pack_tokens=128)
     runtime = InlineRuntime(engine, host, num_sequences=lambda: engine.stats.num_running + engine.stats.num_waiting)
@@ -157,21 +180,7 @@ async def _run(spec: RunSpec) -> RunResult:
     trainer = Trainer(InlineTransport(runtime, host), takes_turns=spec.stream in ("turn", "auto"))
     await trainer.begin_version(learner.version)
     training = Training(
-        setting=Setting(
-            engine=engine,
-            renderer=Renderer(tokenizer),
-            environment_factory=spec.world,
-            limits=Limits(
-                max_turns=3,
-                max_turn_tokens=8,
-                max_action_tokens=20,
-                context_tokens=256,
-                trajectory_limit_s=60.0,
-                grade_limit_s=30.0,
-            ),
-            temperature=spec.temperature,
-            seed=spec.seed,
-        ),
+        setting=_setting(spec, engine, tokenizer),
         trainer=trainer,
         tasks=order,
         observer=recorder,

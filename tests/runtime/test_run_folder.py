@@ -137,7 +137,9 @@ def test_a_line_that_was_cut_by_a_crash_is_forgotten_too(tmp_path: Path) -> None
 
 
 def test_a_run_without_records_can_be_truncated(tmp_path: Path) -> None:
-    open_run(config_of(tmp_path / "run"), resume=False).truncate(0)
+    folder = open_run(config_of(tmp_path / "run"), resume=False)
+    folder.truncate(0)
+    assert not any(path.exists() for path in (folder.metrics, folder.transcripts, folder.events, folder.summary))
 
 
 def test_the_summary_is_one_json_object(tmp_path: Path) -> None:

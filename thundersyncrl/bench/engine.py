@@ -8,14 +8,14 @@ repetitions.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
+
+from thundersyncrl.bench.options import parser_of, positive, print_figures
 
 if TYPE_CHECKING:
     from thundersyncrl.learner.policy import Policy
@@ -41,35 +41,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         repetitions=options.repetitions,
         threads=options.threads,
     )
-    print(_table(figures), file=sys.stderr if options.json else sys.stdout, flush=True)
-    if options.json:
-        print(json.dumps(figures, allow_nan=False), flush=True)
+    print_figures(_table(figures), figures, as_json=options.json)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="thundersyncrl bench engine",
-        description="Measure how fast the embedded engine samples, against generate() of transformers.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = parser_of(
+        "engine", "Measure how fast the embedded engine samples, against generate() of transformers.", _EXAMPLE
     )
     add = parser.add_argument
     add("--model", default="smollm2-135m-instruct", help="as `model.path` of a config (default: smollm2-135m-instruct)")
-    add("--batch", nargs="+", type=_positive, default=[1, 8, 32], help="sequences at once (default: 1 8 32)")
-    add("--prompt-tokens", type=_positive, default=128, help="of each sequence (default: 128)")
-    add("--new-tokens", type=_positive, default=64, help="of each sequence (default: 64)")
-    add("--repetitions", type=_positive, default=3, help="timed rounds over all arms (default: 3)")
-    add("--threads", type=_positive, default=None, help="compute threads (default: every core)")
-    add("--json", action="store_true", help="print one JSON object on stdout, the table on stderr")
+    add("--batch", nargs="+", type=positive, default=[1, 8, 32], help="sequences at once (default: 1 8 32)")
+    add("--prompt-tokens", type=positive, default=128, help="of each sequence (default: 128)")
+    add("--new-tokens", type=positive, default=64, help="of each sequence (default: 64)")
+    add("--repetitions", type=positive, default=3, help="timed rounds over all arms (default: 3)")
+    add("--threads", type=positive, default=None, help="compute threads (default: every core)")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive number, got {value}")
-    return value
 
 
 def measure(

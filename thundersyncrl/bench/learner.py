@@ -16,13 +16,13 @@ Arms are interleaved; figures are medians over the repetitions. Each reward land
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
+
+from thundersyncrl.bench.options import parser_of, positive, print_figures
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,37 +49,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         arms=options.arms or ARMS,
         last_observation=not options.no_last_observation,
     )
-    print(_table(figures), file=sys.stderr if options.json else sys.stdout, flush=True)
-    if options.json:
-        print(json.dumps(figures, allow_nan=False), flush=True)
+    print_figures(_table(figures), figures, as_json=options.json)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="thundersyncrl bench learner",
-        description="Measure the learner's busy CPU seconds per step by stream level.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--repetitions", type=_positive, default=5, help="timed rounds over all arms")
-    parser.add_argument("--threads", type=_positive, default=1, help="compute threads")
-    parser.add_argument("--groups", type=_positive, default=8, help="groups of 8 trajectories")
+    parser = parser_of("learner", "Measure the learner's busy CPU seconds per step by stream level.", _EXAMPLE)
+    parser.add_argument("--repetitions", type=positive, default=5, help="timed rounds over all arms")
+    parser.add_argument("--threads", type=positive, default=1, help="compute threads")
+    parser.add_argument("--groups", type=positive, default=8, help="groups of 8 trajectories")
     parser.add_argument("--arms", nargs="+", choices=ARMS, help="only these arms")
     parser.add_argument(
         "--no-last-observation",
         action="store_true",
         help="end every trajectory with an action: packed then has no tail that no scored token reads",
     )
-    parser.add_argument("--json", action="store_true", help="print one object with `arms`, `ratios` and `details`")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive number, got {value}")
-    return value
 
 
 def measure(

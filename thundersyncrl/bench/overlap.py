@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import platform
 import sys
@@ -18,6 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from thundersyncrl.bench.options import parser_of, positive, print_figures
 from thundersyncrl.bench.random_model import ModelSize, save_random_model
 from thundersyncrl.bench.tool_world import Workload
 from thundersyncrl.config import Stream
@@ -45,39 +45,35 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     found = figures(steps)
     _warn_if_busy(steps)
-    print(table(found), file=sys.stderr if options.json else sys.stdout, flush=True)
-    if options.json:
-        taken = [{**asdict(step), "metrics": dict(step.metrics)} for step in steps]
-        details: dict[str, Any] = {"conditions": conditions, "figures": found, "steps": taken}
-        print(json.dumps({**summary(found), "details": details}, allow_nan=False), flush=True)
+    taken = [{**asdict(step), "metrics": dict(step.metrics)} for step in steps]
+    details: dict[str, Any] = {"conditions": conditions, "figures": found, "steps": taken}
+    print_figures(table(found), {**summary(found), "details": details}, as_json=options.json)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="thundersyncrl bench overlap",
-        description="Measure the time of a training step by streaming level, where tools are slow and uneven.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = parser_of(
+        "overlap", "Measure the time of a training step by streaming level, where tools are slow and uneven.", _EXAMPLE
     )
     work, size = Workload(), ModelSize()
     add = parser.add_argument
     add("--arms", nargs="+", choices=LEVELS, default=list(LEVELS), help="streaming levels; default: all")
     add("--placements", nargs="+", choices=PLACEMENTS, default=list(PLACEMENTS), help="default: both")
     add("--rho", nargs="+", type=_correlation, default=[0.0, 0.5, 0.9], help="correlations inside groups")
-    add("--steps", type=_count, default=3, help="different steps of each arm at each rho (default: 3)")
-    add("--repetitions", type=_count, default=1, help="how often all of them are taken (default: 1)")
-    add("--groups", type=_count, default=work.num_groups, help=f"of a step (default: {work.num_groups})")
-    add("--group-size", type=_count, default=work.group_size, help=f"default: {work.group_size}")
-    add("--max-turns", type=_count, default=work.max_turns, help=f"default: {work.max_turns}")
-    add("--turn-tokens", type=_count, default=work.turn_tokens, help=f"sampled, at most (default: {work.turn_tokens})")
+    add("--steps", type=positive, default=3, help="different steps of each arm at each rho (default: 3)")
+    add("--repetitions", type=positive, default=1, help="how often all of them are taken (default: 1)")
+    add("--groups", type=positive, default=work.num_groups, help=f"of a step (default: {work.num_groups})")
+    add("--group-size", type=positive, default=work.group_size, help=f"default: {work.group_size}")
+    add("--max-turns", type=positive, default=work.max_turns, help=f"default: {work.max_turns}")
+    add(
+        "--turn-tokens", type=positive, default=work.turn_tokens, help=f"sampled, at most (default: {work.turn_tokens})"
+    )
     add("--tool", type=float, default=work.tool_s.median, help=f"median seconds (default: {work.tool_s.median:g})")
-    add("--layers", type=_count, default=size.layers, help=f"of the model (default: {size.layers})")
-    add("--width", type=_count, default=size.width, help=f"of the model (default: {size.width})")
-    add("--threads", type=_count, default=None, help="for engine and learner together (default: every core)")
+    add("--layers", type=positive, default=size.layers, help=f"of the model (default: {size.layers})")
+    add("--width", type=positive, default=size.width, help=f"of the model (default: {size.width})")
+    add("--threads", type=positive, default=None, help="for engine and learner together (default: every core)")
     add("--seed", type=int, default=0, help="of all draws (default: 0)")
     add("--no-sandbox", action="store_true", help="tools sleep in the controller, without processes of their own")
-    add("--json", action="store_true", help="print one JSON object on stdout, everything else on stderr")
     return parser
 
 
@@ -85,13 +81,6 @@ def _correlation(text: str) -> float:
     value = float(text)
     if not 0.0 <= value <= 1.0:
         raise argparse.ArgumentTypeError(f"expected a correlation from 0 to 1, got {text}")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {text}")
     return value
 
 

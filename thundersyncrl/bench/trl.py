@@ -33,7 +33,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.metadata
-import json
 import os
 import platform
 import statistics
@@ -44,6 +43,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from thundersyncrl.bench.options import parser_of, positive, print_figures
 from thundersyncrl.bench.random_model import ModelSize, save_random_model
 from thundersyncrl.bench.tool_world import LogNormal, Workload
 from thundersyncrl.errors import ConfigError
@@ -76,42 +76,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         steps, conditions = _measure(options, Path(folder))
     found = figures(steps)
     found["details"]["conditions"] = {"trl": trl_version, **conditions}
-    print(table(found), file=sys.stderr if options.json else sys.stdout, flush=True)
-    if options.json:
-        print(json.dumps(found, allow_nan=False), flush=True)
+    print_figures(table(found), found, as_json=options.json)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="thundersyncrl bench trl",
-        description="Measure training steps of our loop against GRPOTrainer of TRL, on this CPU.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("trl", "Measure training steps of our loop against GRPOTrainer of TRL, on this CPU.", _EXAMPLE)
     work, size = Workload(), ModelSize()
     add = parser.add_argument
     add("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), help="default: both")
-    add("--layers", type=_positive, default=size.layers, help=f"of the model (default: {size.layers})")
-    add("--width", type=_positive, default=size.width, help=f"of the model (default: {size.width})")
-    add("--groups", type=_positive, default=work.num_groups, help=f"of a step (default: {work.num_groups})")
+    add("--layers", type=positive, default=size.layers, help=f"of the model (default: {size.layers})")
+    add("--width", type=positive, default=size.width, help=f"of the model (default: {size.width})")
+    add("--groups", type=positive, default=work.num_groups, help=f"of a step (default: {work.num_groups})")
     add("--group-size", type=_at_least_two, default=work.group_size, help=f"default: {work.group_size}")
     add("--turns", type=_at_least_two, default=_DEFAULT_TURNS, help=f"of multi (default: {_DEFAULT_TURNS})")
-    add("--turn-tokens", type=_positive, default=work.turn_tokens, help=f"at most (default: {work.turn_tokens})")
+    add("--turn-tokens", type=positive, default=work.turn_tokens, help=f"at most (default: {work.turn_tokens})")
     add("--tool", type=_seconds, default=_DEFAULT_TOOL_S, help=f"median seconds (default: {_DEFAULT_TOOL_S:g})")
-    add("--steps", type=_positive, default=3, help="timed steps of each arm and workload (default: 3)")
-    add("--micro-batch", type=_positive, default=None, help="trajectories of TRL's forwards (default: group size)")
-    add("--threads", type=_positive, default=None, help="compute threads (default: every core)")
+    add("--steps", type=positive, default=3, help="timed steps of each arm and workload (default: 3)")
+    add("--micro-batch", type=positive, default=None, help="trajectories of TRL's forwards (default: group size)")
+    add("--threads", type=positive, default=None, help="compute threads (default: every core)")
     add("--seed", type=int, default=0, help="of all draws (default: 0)")
-    add("--json", action="store_true", help="print one JSON object on stdout, everything else on stderr")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive number, got {value}")
-    return value
 
 
 def _at_least_two(text: str) -> int:

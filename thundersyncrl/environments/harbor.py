@@ -161,7 +161,9 @@ def read_task(folder: Path) -> HarborTask:
     for part in _PARTS:
         place = folder / part
         if not (place.is_dir() if part == "environment" else place.exists() and not place.is_dir()):
-            raise TaskError(f"expected `{part}` in the task folder, got none ({folder}); add it or remove the task")
+            raise TaskError(
+                f"expected `{part}` in the task folder, got none of that kind ({folder}); add it or remove the task"
+            )
     settings = _Table(_read_toml(folder / "task.toml"), f"{folder / 'task.toml'}")
     _check_version(settings)
     _check_possible(folder, settings)

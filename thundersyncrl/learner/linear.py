@@ -2,7 +2,7 @@
 
 A CPU's matrix product adds up one long float32 sum per output, whose rounding error grows with the square root of its
 length. Adding blocks of 128 terms takes a third of that error away (relative to the output, at 576 terms: 3.0e-7 to
-2.0e-7) for 4 to 14 % of a forward's time; see docs/decisions/sums-in-blocks.md.
+2.0e-7) for 4 to 14 % of a layer's forward, a quarter at a wide head; see docs/decisions/sums-in-blocks.md.
 
 Shapes: T tokens, K inputs, N outputs.
 """
