@@ -214,15 +214,28 @@ texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]))
 positive = st.floats(min_value=1e-30, max_value=1e30)
 
 
-@given(run=texts, kinds=st.lists(texts, max_size=3), rate=positive, cap=st.none() | positive, rank=st.integers(1, 99))
+@pytest.mark.parametrize("file", sorted((ROOT / "examples").rglob("*.toml")), ids=lambda file: file.stem)
+def test_every_example_reads_back_equal_from_its_run_folder(file: Path) -> None:
+    config = load_config(file, [])
+    assert parse_config(tomllib.loads(to_toml(config))) == config
+
+
+@given(
+    run=texts,
+    kinds=st.lists(texts, max_size=3),
+    rate=positive,
+    cap=st.none() | positive,
+    rank=st.integers(1, 99),
+    weights=st.dictionaries(texts, positive, max_size=3),
+)
 def test_a_resolved_config_reads_back_equal(
-    run: str, kinds: list[str], rate: float, cap: float | None, rank: int
+    run: str, kinds: list[str], rate: float, cap: float | None, rank: int, weights: dict[str, float]
 ) -> None:
     config = Config().model_copy(
         update={
             "run": run,
             "evaluation": None,
-            "tasks": TasksConfig(kinds=tuple(kinds)),
+            "tasks": TasksConfig(kinds=tuple(kinds), weights=weights),
             "model": ModelConfig(lora=LoraConfig(rank=rank, targets=("a", "b"))),
             "learner": Config().learner.model_copy(update={"learning_rate": rate, "betas": (0.5, 1 / 3)}),
             "algorithm": Config().algorithm.model_copy(update={"importance_cap": cap}),

@@ -46,10 +46,15 @@ def to_toml_value(value: Any) -> str:
     Example:
         >>> to_toml_value(1e-5), to_toml_value(True), to_toml_value(None), to_toml_value(("a",))
         ('1e-05', 'true', '"none"', '["a"]')
+        >>> to_toml_value({"a b": 2.0})
+        '{"a b" = 2.0}'
     """
     if value is None:
         return '"none"'
     if isinstance(value, tuple):
         return "[" + ", ".join(to_toml_value(item) for item in cast(tuple[Any, ...], value)) + "]"
+    if isinstance(value, dict):
+        items = cast(dict[str, Any], value).items()
+        return "{" + ", ".join(f"{to_toml_value(key)} = {to_toml_value(item)}" for key, item in items) + "}"
     # A JSON string, number or truth value is TOML too, but for DEL, which TOML wants escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -21,6 +21,7 @@ from thundersyncrl.observe.events import record
 from thundersyncrl.observe.observer import EvaluationResult, Observer
 from thundersyncrl.records import StepReport
 from thundersyncrl.runtime.checkpoint import latest_checkpoint, load_weights
+from thundersyncrl.runtime.json_lines import read_lines
 from thundersyncrl.runtime.learner_host import Stand
 from thundersyncrl.runtime.run_folder import RunFolder
 from thundersyncrl.warm_start import WarmStart, run_warm_start
@@ -174,6 +175,8 @@ class _RunState:
     async def resume(self) -> int:
         progress = await self._parts.trainer.load(latest_checkpoint(self._folder.path))
         self._folder.truncate(progress.next_step)
+        earlier = read_lines(self._folder.metrics) if self._folder.metrics.exists() else []
+        self._mismatch_max = max((row.get("mismatch_max", 0.0) for row in earlier), default=0.0)
         self._parts.pass_rates.update(progress.pass_rates)
         self.task_position, self._seconds_before = progress.task_position, progress.seconds
         self.next_step = progress.next_step
