@@ -181,6 +181,29 @@ def test_the_engine_confirms_the_learners_weights(model_folder: Path, tmp_path: 
     asyncio.run(run())
 
 
+def test_split_keeps_tools_off_the_learners_cores_and_gives_them_back_at_the_end(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    config = tiny_config(model_folder, tmp_path / "run", placement="split", evaluation=None, warm_start=None)
+    before = os.sched_getaffinity(0)
+    if len(before) < 2:
+        pytest.skip("needs two cores")
+
+    async def run() -> None:
+        parts = await build(config, Recorder(), placement="split")
+        runtime = parts.runtime
+        assert isinstance(runtime, ProcessRuntime)
+        try:
+            own, engine = os.sched_getaffinity(0), os.sched_getaffinity(runtime.engine.pid)
+            learner = os.sched_getaffinity(runtime.learner.pid)
+        finally:
+            await runtime.close()
+        assert own == engine and own | learner == before and not own & learner
+
+    asyncio.run(run())
+    assert os.sched_getaffinity(0) == before
+
+
 def test_one_thread_runs_inline_by_default(model_folder: Path, tmp_path: Path) -> None:
     one = tiny_config(model_folder, tmp_path / "run", model={"threads": 1})
     two = tiny_config(model_folder, tmp_path / "run", model={"threads": 2})

@@ -292,8 +292,8 @@ class Config(_Section):
     trackers: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"], ...] = ()
     """Experiment trackers that get the metrics of `train` and `sft` too; each needs the extra of its name."""
     placement: Literal["inline", "elastic", "split"] | None = None
-    """Where engine and learner live: in two processes that share all cores ("elastic") or half of them each ("split"),
-    or in turn in one ("inline"). None: elastic on a CPU with several cores, else inline."""
+    """Where engine and learner live: in two processes that share all cores ("elastic") or half of them each ("split";
+    tools stay off the learner's half), or in turn in one ("inline"). None: elastic on a CPU with several cores, else inline."""
     model: ModelConfig = ModelConfig()
     """The policy."""
     algorithm: AlgorithmConfig = AlgorithmConfig()

@@ -136,6 +136,7 @@ def test_arms_take_each_step_one_after_the_other_and_who_is_first_changes(tmp_pa
         num_steps=2,
         repetitions=2,
         num_threads=2,
+        cores=frozenset({0, 1}),
         isolation=None,
     )
     taken = list(turns(plan, ["batch", "group", "trajectory"]))

@@ -121,6 +121,7 @@ def _measure(options: argparse.Namespace, folder: Path) -> tuple[list[Measured],
         num_steps=options.steps,
         repetitions=options.repetitions,
         num_threads=options.threads or num_threads_of(Config()),
+        cores=frozenset(os.sched_getaffinity(0)),
         isolation=None if options.no_sandbox else detect(),
     )
     levels = list(dict.fromkeys(options.arms))

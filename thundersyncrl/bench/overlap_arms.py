@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from thundersyncrl.bench.tool_world import Workload, tool_worlds
-from thundersyncrl.build import Parts, placement_of, setting_of
+from thundersyncrl.build import Parts, placement_of, setting_of, takes_turns
 from thundersyncrl.config import Config, parse_config
 from thundersyncrl.environments.isolation import Isolation
 from thundersyncrl.environments.task_order import TaskOrder
@@ -31,6 +31,8 @@ from thundersyncrl.rollout.renderer import Renderer
 from thundersyncrl.runtime.processes import ProcessRuntime, RemoteEngine, RemoteTransport
 from thundersyncrl.runtime.trainer import Trainer
 
+GRAPH_TOKENS = 1 << 15
+"""Room for the graphs of every live trajectory of the workload, as in `bench learner`: the model is small."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -49,6 +51,7 @@ class Plan:
     repetitions: int
     """How often those steps are measured."""
     num_threads: int
+    cores: frozenset[int]
     isolation: Isolation | None
     """None: tools sleep in the controller."""
 
@@ -62,7 +65,7 @@ class Plan:
                 "placement": placement,
                 "steps": 1 + len(self.rhos) * self.num_steps * self.repetitions,
                 "model": {"path": str(self.model), "train": "full", "threads": self.num_threads},
-                "learner": {"stream": level},
+                "learner": {"stream": level, "graph_tokens": GRAPH_TOKENS},
                 "rollout": {
                     "groups_per_step": work.num_groups,
                     "group_size": work.group_size,
@@ -114,13 +117,15 @@ class Arm:
         config = plan.config(level, placement)
         is_elastic = placement_of(config) == "elastic"
         events = EventBuffer()
-        processes = await ProcessRuntime.start(config, num_threads=plan.num_threads, elastic=is_elastic, events=events)
+        processes = await ProcessRuntime.start(
+            config, num_threads=plan.num_threads, elastic=is_elastic, events=events, cores=plan.cores
+        )
         parts = Parts(
             config=config,
             renderer=Renderer(load_tokenizer(config.model)),
             environments=tool_worlds(plan.workload, rho=0.0, isolation=plan.isolation),
             engine=RemoteEngine(processes.engine, context_tokens=config.rollout.context_tokens),
-            trainer=Trainer(RemoteTransport(processes.learner)),
+            trainer=Trainer(RemoteTransport(processes.learner), takes_turns=takes_turns(config)),
             runtime=processes,
             train_tasks=[],
             heldout_tasks=[],

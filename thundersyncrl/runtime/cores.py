@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Iterable
 
 import torch
 
@@ -58,6 +59,24 @@ class Cores:
     def end(self) -> None:
         """Say that there is nothing to do."""
         self._board[self._worker] = 0
+
+
+def halves(cores: Iterable[int], num_threads: int) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the cores of the rollouts (engine, controller, sandboxes) and those of the learner, for fixed halves.
+
+    The learner gets as many as it has threads, so that no tool ever takes one from it. With a single core both have it.
+
+    Example:
+        >>> halves({0, 1, 2, 3, 4, 5}, 4)
+        (frozenset({0, 1, 2, 3}), frozenset({4, 5}))
+        >>> halves({3}, 2)
+        (frozenset({3}), frozenset({3}))
+    """
+    ordered = sorted(cores)
+    num_learner = min(max(1, num_threads // 2), len(ordered) - 1)
+    if num_learner < 1:
+        return frozenset(ordered), frozenset(ordered)
+    return frozenset(ordered[:-num_learner]), frozenset(ordered[-num_learner:])
 
 
 def make_board(num_workers: int) -> int:

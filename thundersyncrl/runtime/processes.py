@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -18,7 +19,7 @@ from thundersyncrl.config import Config
 from thundersyncrl.observe.events import EventLog, NoEvents
 from thundersyncrl.records import Receipt
 from thundersyncrl.rollout.engine import Sample, SampleRequest
-from thundersyncrl.runtime.cores import make_board
+from thundersyncrl.runtime.cores import halves, make_board
 from thundersyncrl.runtime.shared_weights import Layout, make_memory
 from thundersyncrl.runtime.worker_process import WorkerProcess
 
@@ -46,10 +47,12 @@ class ProcessRuntime:
 
     Args:
         events: takes what both did when.
+        cores: that the run may use.
     """
 
-    def __init__(self, events: EventLog) -> None:
+    def __init__(self, events: EventLog, cores: Iterable[int]) -> None:
         self._events = events
+        self._cores = frozenset(cores)
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._weights, self._board = make_memory(), make_board(2)
         self._is_closed = False
@@ -64,22 +67,46 @@ class ProcessRuntime:
             self._failure.set_exception(error)
 
     @classmethod
-    async def start(cls, config: Config, *, num_threads: int, elastic: bool, events: EventLog | None = None) -> Self:
+    async def start(
+        cls,
+        config: Config,
+        *,
+        num_threads: int,
+        elastic: bool,
+        events: EventLog | None = None,
+        cores: Iterable[int] | None = None,
+    ) -> Self:
         """Start both processes, and return once both have the model.
+
+        Args:
+            config: of the run.
+            num_threads: of engine and learner together.
+            elastic: whether cores follow the work; if not, each side keeps its half, and what this thread starts from
+                now on (sandboxes) stays off the learner's.
+            events: takes what both did when.
+            cores: that the run may use; None takes those of this thread.
 
         Raises:
             ConfigError: what a worker refuses.
             WorkerError: one ended.
         """
-        runtime = cls(events or NoEvents())
+        runtime = cls(events or NoEvents(), os.sched_getaffinity(0) if cores is None else cores)
         place = Placed(weights=runtime._weights, board=runtime._board, num_threads=num_threads, elastic=elastic)
         try:
+            if not elastic:
+                runtime._keep_apart(num_threads)
             layout = await runtime.learner.build(config, place)
             await runtime.engine.build(config, replace(place, layout=layout))
         except BaseException:
             await runtime.close()
             raise
         return runtime
+
+    def _keep_apart(self, num_threads: int) -> None:
+        rollouts, learner = halves(self._cores, num_threads)
+        os.sched_setaffinity(self.learner.pid, learner)
+        os.sched_setaffinity(self.engine.pid, rollouts)
+        os.sched_setaffinity(0, rollouts)
 
     async def serve(self) -> None:
         """Return never; raise the reason when a worker fails or ends."""
@@ -90,6 +117,7 @@ class ProcessRuntime:
         await asyncio.gather(self.learner.close(), self.engine.close())
         if not self._is_closed:
             self._is_closed = True
+            os.sched_setaffinity(0, self._cores)
             os.close(self._weights)
             os.close(self._board)
         if self._failure.done() and not self._failure.cancelled():
