@@ -151,7 +151,7 @@ def test_arms_take_each_step_one_after_the_other_and_who_is_first_changes(tmp_pa
 
 def step(arm: str, seconds: float, *, number: int = 0, rho: float = 0.0, tail_s: float = 0.0) -> Measured:
     metrics = {"step_s": seconds, "learner_busy_s": 4.0, "learner_tail_work_s": tail_s, "cpu_engine_s": 1.0}
-    return Measured(arm=arm, placement="split", rho=rho, step=number, metrics=metrics)
+    return Measured(arm=arm, placement="split", rho=rho, step=number, level="", metrics=metrics)
 
 
 def test_figures_are_medians_and_ratios_over_the_batch_arm() -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from thundersyncrl.bench.options import parser_of, positive, print_figures
 from thundersyncrl.bench.random_model import ModelSize, save_random_model
-from thundersyncrl.bench.tool_world import Workload
+from thundersyncrl.bench.tool_world import LogNormal, Workload
 from thundersyncrl.config import Stream
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--turn-tokens", type=positive, default=work.turn_tokens, help=f"sampled, at most (default: {work.turn_tokens})"
     )
+    length = work.observation_tokens.median
+    add("--observation", type=positive, default=int(length), help=f"median tokens (default: {length:g})")
     add("--tool", type=float, default=work.tool_s.median, help=f"median seconds (default: {work.tool_s.median:g})")
     add("--layers", type=positive, default=size.layers, help=f"of the model (default: {size.layers})")
     add("--width", type=positive, default=size.width, help=f"of the model (default: {size.width})")
@@ -92,10 +94,15 @@ def workload_of(options: argparse.Namespace) -> Workload:
         num_groups=options.groups,
         group_size=options.group_size,
         turns=replace(work.turns, most=float(options.max_turns)),
-        tool_s=replace(work.tool_s, median=options.tool, most=options.tool * work.tool_s.most / work.tool_s.median),
+        tool_s=_scaled(work.tool_s, options.tool),
         turn_tokens=options.turn_tokens,
+        observation_tokens=_scaled(work.observation_tokens, options.observation),
         seed=options.seed,
     )
+
+
+def _scaled(drawn: LogNormal, median: float) -> LogNormal:
+    return replace(drawn, median=median, most=drawn.most * median / drawn.median)
 
 
 def _measure(options: argparse.Namespace, folder: Path) -> tuple[list[Measured], dict[str, Any]]:
@@ -138,7 +145,7 @@ def _hear(step: Measured) -> None:
     _say(
         f"{step.placement} rho={step.rho:g} step {step.step} {step.arm}: {step.metrics['step_s']:.2f} s ({parts}; "
         f"CPU: engine {step.metrics['cpu_engine_s']:.2f}, sandboxes {step.metrics['cpu_sandboxes_s']:.2f}, others on "
-        f"this machine {step.metrics['cpu_others_s']:.2f})"
+        f"this machine {step.metrics['cpu_others_s']:.2f}; {step.level})"
     )
 
 

@@ -90,6 +90,8 @@ class Measured:
     rho: float
     step: int
     """The same number is the same work in every arm."""
+    level: str
+    """At which level work was done, with auto's reason."""
     metrics: Mapping[str, float]
     """Of the step's report, and CPU seconds as `cpu_<who>_s`: engine, learner, controller, sandboxes, and others, who
     have nothing to do with the benchmark and should have been idle."""
@@ -160,6 +162,7 @@ class Arm:
             placement=self._placement,
             rho=rho,
             step=number,
+            level=report.level,
             metrics={**report.metrics, "num_trained": float(report.num_trained), "step_s": seconds, **cpu},
         )
 
