@@ -293,7 +293,8 @@ class Config(_Section):
     """Experiment trackers that get the metrics of `train` and `sft` too; each needs the extra of its name."""
     placement: Literal["inline", "elastic", "split"] | None = None
     """Where engine and learner live: in two processes that share all cores ("elastic") or half of them each ("split";
-    tools stay off the learner's half), or in turn in one ("inline"). None: elastic on a CPU with several cores, else inline."""
+    tools stay off the learner's half), or in turn in one ("inline"). None: elastic on a CPU with several cores, else
+    inline."""
     model: ModelConfig = ModelConfig()
     """The policy."""
     algorithm: AlgorithmConfig = AlgorithmConfig()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,6 +60,7 @@ class Setup:
             num_steps=self.num_steps,
             repetitions=1,
             num_threads=self.num_threads,
+            cores=frozenset(os.sched_getaffinity(0)),
             isolation=None,
         )
         return plan.config("auto", "elastic")
