@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,12 +17,14 @@ from thundersyncrl.learner.attention import PrefixPlan
 from thundersyncrl.learner.policy import Policy, make_policy
 from thundersyncrl.rollout.embedded import EmbeddedEngine
 from thundersyncrl.rollout.engine import Sample, SampleRequest
+from thundersyncrl.rollout.versions import VersionedEngine
 
+Served = TypeVar("Served", EmbeddedEngine, VersionedEngine)
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
 
 
 @asynccontextmanager
-async def serving(engine: EmbeddedEngine) -> AsyncIterator[EmbeddedEngine]:
+async def serving(engine: Served) -> AsyncIterator[Served]:
     """Run slices while the body runs; an error of a slice is raised at the end of the body."""
     loop, wake = asyncio.get_running_loop(), asyncio.Event()
     engine.on_work = lambda: loop.call_soon_threadsafe(wake.set)

@@ -18,6 +18,7 @@ from thundersyncrl.records import FinishReason
 from thundersyncrl.rollout.embedded import EmbeddedEngine
 from thundersyncrl.rollout.engine import Engine, SampleRequest
 from thundersyncrl.rollout.scripted import Reply, ScriptedEngine
+from thundersyncrl.rollout.versions import VersionedEngine
 
 CONTEXT = 1024
 REQUEST = SampleRequest(id="r", session="s", prompt_ids=(1, 2, 3), max_new_tokens=4, temperature=1.0, seed=5)
@@ -43,8 +44,18 @@ async def open_scripted(policy: Policy) -> AsyncIterator[Engine]:
 
 @asynccontextmanager
 async def open_embedded(policy: Policy) -> AsyncIterator[Engine]:
-    engine = EmbeddedEngine(policy, context_tokens=CONTEXT, max_concurrent=4, cache_tokens=8192)
-    async with serving(engine):
+    async with serving(embedded(policy)) as engine:
+        await engine.publish(0)
+        yield engine
+
+
+def embedded(policy: Policy) -> EmbeddedEngine:
+    return EmbeddedEngine(policy, context_tokens=CONTEXT, max_concurrent=4, cache_tokens=8192)
+
+
+@asynccontextmanager
+async def open_versioned(policy: Policy) -> AsyncIterator[Engine]:
+    async with serving(VersionedEngine(policy, embedded, max_concurrent=4)) as engine:
         await engine.publish(0)
         yield engine
 
@@ -52,7 +63,7 @@ async def open_embedded(policy: Policy) -> AsyncIterator[Engine]:
 Run = Callable[[Callable[[Engine], Awaitable[Any]]], Any]
 
 
-@pytest.fixture(params=[open_scripted, open_embedded], ids=["scripted", "embedded"])
+@pytest.fixture(params=[open_scripted, open_embedded, open_versioned], ids=["scripted", "embedded", "versioned"])
 def run(request: pytest.FixtureRequest, policy: Policy) -> Run:
     """Run a body with an open engine at version 0."""
 
@@ -166,7 +177,8 @@ def test_another_version_than_the_next_is_refused(run: Run, version: int) -> Non
         run(lambda engine: engine.publish(version))
 
 
-def test_publish_is_refused_while_a_request_is_live(run: Run) -> None:
+@pytest.mark.parametrize("run", [open_scripted, open_embedded], ids=["scripted", "embedded"], indirect=True)
+def test_an_engine_of_one_version_refuses_to_publish_while_a_request_is_live(run: Run) -> None:
     with pytest.raises(PublishError, match=r"live requests.*r"):
         run(lambda engine: while_live(engine, lambda: engine.publish(1)))
 

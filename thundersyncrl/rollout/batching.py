@@ -129,7 +129,7 @@ class Batcher:
         self._decoder = decoder
         self._cache = KvCache(decoder.cache_shape, cache_tokens=cache_tokens)
         self._sessions = SessionCache(self._cache)
-        self._max_concurrent = max_concurrent
+        self.max_concurrent = max_concurrent
         self._decode = decode
         self._waiting: deque[Call] = deque()
         self._running: list[_Running] = []
@@ -217,7 +217,7 @@ class Batcher:
         record(self.events, start, "engine", " and ".join(kinds) or "decode", tokens=tokens)
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._max_concurrent:
+        while self._waiting and len(self._running) < self.max_concurrent:
             request = self._waiting[0].request
             try:
                 session = self._sessions.open(request)

@@ -123,6 +123,10 @@ class EmbeddedEngine:
         """Tell this log of every slice from now on."""
         self._batcher.events = events
 
+    def limit_concurrent(self, num: int) -> None:
+        """Admit no sequence while `num` or more run. Called from the compute thread."""
+        self._batcher.max_concurrent = num
+
     async def sample(self, request: SampleRequest) -> Sample:
         self._check(request)
         promise = _Promise[Sample]()
