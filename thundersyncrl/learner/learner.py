@@ -21,7 +21,6 @@ from torch import Tensor
 from thundersyncrl.algorithms.coefficient_check import check_known
 from thundersyncrl.algorithms.estimator import CoefficientClass, GroupRewards
 from thundersyncrl.algorithms.own_reward import RunningMean
-from thundersyncrl.algorithms.weights import truncated_importance
 from thundersyncrl.errors import ContractError, NumericsError, PhaseError, StaleWorkError
 from thundersyncrl.learner.auto import RECHECK_S, AutoLevel
 from thundersyncrl.learner.branch import BranchTokens, branch_tokens, turn_tokens
@@ -36,6 +35,7 @@ from thundersyncrl.learner.prompt import Prompt
 from thundersyncrl.learner.queue import GroupWork, Pack, WorkClass, WorkQueue
 from thundersyncrl.learner.scoring import Scores
 from thundersyncrl.learner.tally import Tally
+from thundersyncrl.learner.weighting import refuse_stale, weighted
 from thundersyncrl.records import GroupId, Trajectory, TrajectoryId, Turn
 
 
@@ -112,7 +112,7 @@ class Learner:
         """Hand over a trajectory whose text is complete.
 
         Raises:
-            StaleWorkError: it was sampled under another version than the learner's.
+            StaleWorkError: it was sampled under another version than the limits allow.
         """
         self._refuse_stale(trajectory.id, trajectory.turns)
         branch = branch_tokens(trajectory)
@@ -137,12 +137,7 @@ class Learner:
             self._inbox.append(lambda: self._offer(branch, len(turns), expected_turns))
 
     def _refuse_stale(self, member: TrajectoryId, turns: Sequence[Turn]) -> None:
-        stale = next((t.version for t in turns if t.version != self.version), None)
-        if stale is not None:
-            raise StaleWorkError(
-                f"expected a trajectory of policy version {self.version}, got version {stale} "
-                f"({member}); sample it again, it must not be trained on"
-            )
+        refuse_stale(member, turns, version=self.version, max_staleness=self._limits.max_staleness)
 
     def reward(self, member: TrajectoryId, reward: float) -> None:
         """Hand over a trajectory's reward; its text came before."""
@@ -269,7 +264,8 @@ class Learner:
         scores, num_tokens = self._early.score_pack(
             self.policy, pack.branches, cut, temperature=self._objective.temperature
         )
-        objective = torch.stack([c * self._weighted(s) for c, s in zip(pack.coefficients, scores, strict=True)]).sum()
+        parts = [c * self._weighted(s) for c, s in zip(pack.coefficients, scores, strict=True)]
+        objective = torch.stack(parts).sum()
         leaves = {g: p.prefix.leaves if p else () for g, p in prefixes.items()}
         inputs = [*self._parameters, *(t for group in leaves.values() for t in group)]
         found = self._early.deferred.added_to(torch.autograd.grad(objective, inputs, allow_unused=True), inputs)
@@ -279,21 +275,14 @@ class Learner:
         self._learn_cost(kind, pack.num_tokens, started)
 
     def _weighted(self, scores: Scores) -> Tensor:
-        """Return sum_t w_t log pi_t of one branch; the weights are detached, so the sum stays linear in the score."""
-        logprobs, branch = scores.logprobs, scores.branch
-        detached = logprobs.detach()
-        self._tally.measure(branch, detached, compare=self._limits.compare_behavior, bound=self._limits.max_mismatch)
-        weight = self._objective.normalizer.token_weight(len(branch.target_ids))
-        cap = self._objective.importance_cap
-        if cap is None:
-            return logprobs.sum() * weight
-        ratios = truncated_importance(detached.tolist(), branch.behavior_logprobs, cap)
-        return (logprobs * torch.tensor(ratios, dtype=logprobs.dtype, device=logprobs.device)).sum() * weight
+        limits, version = self._limits, self.version
+        return weighted(scores, objective=self._objective, limits=limits, tally=self._tally, version=version)
 
     def _file(self, pack: Pack, gradients: Sequence[Tensor], num_leaves: Mapping[GroupId, int]) -> None:
         """Put a pack's gradient where its class belongs."""
         members = [b.id for b in pack.branches]
-        version = pack.branches[0].version
+        # A gradient is of the version at which it was taken; without staleness the tokens are of that version too.
+        version = self.version if self._limits.max_staleness else pack.branches[0].version
         if pack.work_class is WorkClass.FINAL:
             boundaries: dict[GroupId, Sequence[Tensor]] = {}
             start = len(self._parameters)
@@ -397,4 +386,5 @@ class Learner:
             "num_lost": float(self._num_lost),
             **spread(groups),
             **self._tally.metrics(survivors),
+            **(self._tally.staleness_metrics() if self._limits.max_staleness else {}),
         }

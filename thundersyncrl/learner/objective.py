@@ -21,6 +21,8 @@ class Objective:
     normalizer: Normalizer
     temperature: float = 1.0
     importance_cap: float | None = None
+    stale_importance_cap: float = 2.0
+    """For tokens of older versions, where `importance_cap` is None."""
     shape_reward: RewardShaper | None = None
 
 
@@ -39,5 +41,7 @@ class WorkLimits:
     shares_cores: bool = False
     """Whether learner work takes time from the engine; with `stream = "auto"`."""
     max_mismatch: float | None = None
+    max_staleness: int = 0
+    """By how many versions a trajectory's may be older than the learner's; 0 refuses every other version."""
     compare_behavior: bool = True
     """Measure learner against behavior log-probs; off for supervised transcripts, which nobody sampled."""

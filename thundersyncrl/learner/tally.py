@@ -25,6 +25,12 @@ class Tally:
     """Trajectories of which something ran forward before the text was complete."""
     num_tokens: int = 0
     num_scored: int = 0
+    num_compared: int = 0
+    """Tokens whose behavior log-probs are of the learner's own version, so that they should be equal."""
+    staleness: dict[TrajectoryId, int] = field(default_factory=dict[TrajectoryId, int])
+    """By how many versions each trained trajectory was older than the learner."""
+    num_capped: int = 0
+    """Tokens whose importance weight was truncated."""
     mismatch_max: float = 0.0
     mismatch_sum: float = 0.0
     logprob_sum: float = 0.0
@@ -63,6 +69,7 @@ class Tally:
         self.num_scored += len(branch.target_ids)
         if not compare:
             return
+        self.num_compared += len(branch.target_ids)
         behavior = torch.tensor(branch.behavior_logprobs, dtype=torch.float64)
         difference = (logprobs.double().cpu() - behavior).abs()
         worst = float(difference.max())
@@ -74,6 +81,20 @@ class Tally:
                 "the engine samples from other weights or another temperature than the learner scores with"
             )
 
+    def weigh(self, member: TrajectoryId, staleness: int, num_capped: int) -> None:
+        """Count how old a trajectory was, and how many of its importance weights were truncated."""
+        self.staleness[member] = staleness
+        self.num_capped += num_capped
+
+    def staleness_metrics(self) -> dict[str, float]:
+        """Return what a step that may train on older versions reports of them."""
+        ages = self.staleness.values()
+        return {
+            "staleness_mean": sum(ages) / max(len(ages), 1),
+            "staleness_max": float(max(ages, default=0)),
+            "capped_weights": self.num_capped / max(self.num_scored, 1),
+        }
+
     def metrics(self, survivors: set[TrajectoryId]) -> dict[str, float]:
         """Return the step's metrics of learner work; `survivors` are the trajectories with a reward."""
         scored = max(self.num_scored, 1)
@@ -81,7 +102,7 @@ class Tally:
         by_class[WorkClass.EARLY] = len(self.early & self.members.keys())
         return {
             "mismatch_max": self.mismatch_max,
-            "mismatch_mean": self.mismatch_sum / scored,
+            "mismatch_mean": self.mismatch_sum / max(self.num_compared, 1),
             "logprob_mean": self.logprob_sum / scored,
             "num_skipped": float(len(survivors - self.members.keys())),
             "learner_tokens": float(self.num_tokens),
