@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tests.toys import tiny_model, toy_tokenizer
+from thundersyncrl.ahead import train_ahead
 from thundersyncrl.algorithms.estimator import get_estimator
 from thundersyncrl.algorithms.weights import Normalizer
 from thundersyncrl.config import LearnerConfig, LoraConfig
@@ -24,6 +25,7 @@ from thundersyncrl.records import Reward, StepReport, Task, Trajectory
 from thundersyncrl.rollout.embedded import EmbeddedEngine
 from thundersyncrl.rollout.renderer import Renderer
 from thundersyncrl.rollout.setting import Limits, Setting
+from thundersyncrl.rollout.versions import VersionedEngine
 from thundersyncrl.runtime.checkpoint import Progress, load_checkpoint, save_checkpoint
 from thundersyncrl.runtime.inline import InlineRuntime, InlineTransport
 from thundersyncrl.runtime.learner_host import LearnerHost
@@ -103,13 +105,18 @@ class RunSpec:
     num_groups: int = 3
     group_size: int = 4
     keeps_trajectories: bool = True
+    max_staleness: int = 0
+    recorder: Any = None
+    """Stands in for the run's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
     recorder: Recorder
     policy: Policy
-    engine: EmbeddedEngine
+    engine: EmbeddedEngine | VersionedEngine
+    positions: list[int]
+    """In the tasks, as each step's end told it."""
 
     @property
     def sampled(self) -> dict[str, tuple[int, ...]]:
@@ -132,12 +139,31 @@ def _learner(spec: RunSpec, policy: Policy) -> Learner:
         Objective(
             estimator=get_estimator(spec.estimator), normalizer=Normalizer(name="token"), temperature=spec.temperature
         ),
-        WorkLimits(stream=spec.stream, pack_tokens=128, graph_tokens=spec.graph_tokens, early_tokens=1),
+        WorkLimits(
+            stream=spec.stream,
+            pack_tokens=128,
+            graph_tokens=spec.graph_tokens,
+            early_tokens=1,
+            max_staleness=spec.max_staleness,
+        ),
         PolicyOptimizer(policy.trained, spec.learner, total_steps=20),
     )
 
 
-def _setting(spec: RunSpec, engine: EmbeddedEngine, tokenizer: Any) -> Setting:
+def _engine(policy: Policy, max_staleness: int) -> EmbeddedEngine | VersionedEngine:
+    def make(own: Policy) -> EmbeddedEngine:
+        return EmbeddedEngine(own, context_tokens=256, max_concurrent=8, cache_tokens=8192)
+
+    return VersionedEngine(policy, make, max_concurrent=8) if max_staleness else make(policy)
+
+
+def _num_sequences(engine: EmbeddedEngine | VersionedEngine) -> int:
+    if isinstance(engine, VersionedEngine):
+        return 1  # no more than it ever was: the learner goes first
+    return engine.stats.num_running + engine.stats.num_waiting
+
+
+def _setting(spec: RunSpec, engine: EmbeddedEngine | VersionedEngine, tokenizer: Any) -> Setting:
     limits = Limits(
         max_turns=3,
         max_turn_tokens=8,
@@ -165,11 +191,11 @@ async def _run(spec: RunSpec) -> RunResult:
         lora=lora,
         seed=spec.seed,
     )
-    engine = EmbeddedEngine(policy, context_tokens=256, max_concurrent=8, cache_tokens=8192)
+    engine = _engine(policy, spec.max_staleness)
     learner = _learner(spec, policy)
-    recorder = Recorder(keeps_trajectories=spec.keeps_trajectories)
+    recorder = spec.recorder or Recorder(keeps_trajectories=spec.keeps_trajectories)
     host = LearnerHost(learner, pack_tokens=128)
-    runtime = InlineRuntime(engine, host, num_sequences=lambda: engine.stats.num_running + engine.stats.num_waiting)
+    runtime = InlineRuntime(engine, host, num_sequences=lambda: _num_sequences(engine))
     engine.on_work = runtime.wake
     tasks = [Task(id=f"t{i}", instruction=f"say {i}" * (i + 1)) for i in range(5)]
     order = TaskOrder(tasks, seed=spec.data_seed)
@@ -187,15 +213,19 @@ async def _run(spec: RunSpec) -> RunResult:
         groups_per_step=spec.num_groups,
         group_size=spec.group_size,
         extra_groups=spec.extra_groups,
+        max_staleness=spec.max_staleness,
     )
+    positions: list[int] = []
 
-    async def after_step(report: StepReport) -> None:
+    async def after_step(report: StepReport, position: int) -> None:
+        positions.append(position)
         if spec.folder is not None and report.step + 1 == spec.checkpoint_after:
-            save_checkpoint(spec.folder, learner, _progress(report, order, learner))
+            save_checkpoint(spec.folder, learner, _progress(report, position, learner))
 
     async def body() -> None:
         await publish(training)
-        await train(training, first_step=spec.first_step, num_steps=spec.steps, after_step=after_step)
+        run_steps = train_ahead if spec.max_staleness else train
+        await run_steps(training, first_step=spec.first_step, num_steps=spec.steps, after_step=after_step)
 
     tasks_ = {asyncio.ensure_future(runtime.serve()), asyncio.ensure_future(body())}
     try:
@@ -208,14 +238,14 @@ async def _run(spec: RunSpec) -> RunResult:
         await asyncio.gather(*tasks_, return_exceptions=True)
         await engine.close()
         await runtime.close()
-    return RunResult(recorder=recorder, policy=policy, engine=engine)
+    return RunResult(recorder=recorder, policy=policy, engine=engine, positions=positions)
 
 
-def _progress(report: StepReport, order: TaskOrder, learner: Learner) -> Progress:
+def _progress(report: StepReport, position: int, learner: Learner) -> Progress:
     return Progress(
         next_step=report.step + 1,
         version=learner.version,
-        task_position=order.position,
+        task_position=position,
         num_rewards=learner.running_mean.num_rewards,
         reward_mean=learner.running_mean.mean,
         pass_rates={},

@@ -29,7 +29,7 @@ learner.learning_rate learner.schedule learner.warmup_steps learner.weight_decay
 learner.max_grad_norm learner.max_mismatch
 rollout rollout.groups_per_step rollout.group_size rollout.temperature rollout.top_p rollout.max_turns
 rollout.max_turn_tokens rollout.max_action_tokens rollout.context_tokens rollout.max_concurrent rollout.cache_tokens
-rollout.trajectory_limit_s rollout.max_retries
+rollout.trajectory_limit_s rollout.max_retries rollout.max_staleness
 environment environment.command_limit_s environment.verifier_limit_s environment.memory_mb environment.max_processes
 environment.cpu_limit_s environment.disk_mb environment.output_chars environment.max_open
 tasks tasks.train tasks.heldout tasks.kinds tasks.difficulties tasks.weights tasks.num_train tasks.num_heldout

@@ -15,14 +15,25 @@ PACKAGE = ROOT / "thundersyncrl"
 ROWS = (
     ("thundersyncrl.errors", "thundersyncrl.records"),
     ("thundersyncrl.observe.events",),
-    ("thundersyncrl.config", "thundersyncrl.config_keys", "thundersyncrl.config_toml"),
+    (
+        "thundersyncrl.config",
+        "thundersyncrl.config_keys",
+        "thundersyncrl.config_overrides",
+        "thundersyncrl.config_toml",
+    ),
     ("thundersyncrl.algorithms",),
     ("thundersyncrl.learner",),
     ("thundersyncrl.environments",),
     ("thundersyncrl.rollout",),
     ("thundersyncrl.runtime",),
     ("thundersyncrl.observe",),
-    ("thundersyncrl.loop", "thundersyncrl.warm_start", "thundersyncrl.evaluation", "thundersyncrl.task_sets"),
+    (
+        "thundersyncrl.loop",
+        "thundersyncrl.ahead",
+        "thundersyncrl.warm_start",
+        "thundersyncrl.evaluation",
+        "thundersyncrl.task_sets",
+    ),
     ("thundersyncrl.build",),
     ("thundersyncrl.runs", "thundersyncrl.worker"),
     ("thundersyncrl.certify", "thundersyncrl.check", "thundersyncrl.bench"),
@@ -36,6 +47,9 @@ other only as `SIBLINGS` says."""
 SIBLINGS = {
     ("thundersyncrl.records", "thundersyncrl.errors"),
     ("thundersyncrl.config", "thundersyncrl.config_keys"),
+    ("thundersyncrl.config", "thundersyncrl.config_overrides"),
+    ("thundersyncrl.config_overrides", "thundersyncrl.config_keys"),
+    ("thundersyncrl.ahead", "thundersyncrl.loop"),
 }
 """(importer, imported)."""
 

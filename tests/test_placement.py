@@ -16,11 +16,14 @@ import torch
 from tests.runs import Recorder
 from tests.test_runs import last_weights, model_folder, run_whole, tiny_config
 from thundersyncrl.build import build, placement_of
+from thundersyncrl.certify.run import certify
 from thundersyncrl.errors import ConfigError, WorkerError
 from thundersyncrl.observe.event_file import read_events
+from thundersyncrl.observe.report import report_json
+from thundersyncrl.observe.run_record import read_run
 from thundersyncrl.runs import train_run
 from thundersyncrl.runtime.processes import ProcessRuntime
-from thundersyncrl.runtime.run_folder import open_run
+from thundersyncrl.runtime.run_folder import RunFolder, open_run
 
 pytestmark = pytest.mark.sandbox
 __all__ = ["model_folder"]
@@ -211,3 +214,35 @@ def test_one_thread_runs_inline_by_default(model_folder: Path, tmp_path: Path) -
     two = tiny_config(model_folder, tmp_path / "run", model={"threads": 2})
     assert placement_of(one) == "inline"
     assert placement_of(two) == ("inline" if torch.cuda.is_available() else "elastic")
+
+
+def test_an_asynchronous_run_trains_older_versions_says_so_and_resumes(model_folder: Path, tmp_path: Path) -> None:
+    rollout = {"max_staleness": 2}
+    parts = tiny_config(model_folder, tmp_path / "run", placement="split", steps=2, rollout=rollout)
+    _, first = run_whole(parts)
+    whole = tiny_config(model_folder, tmp_path / "run", placement="split", steps=5, rollout=rollout)
+    _, rest = run_whole(whole, resume=True)
+    assert workers() == []
+    assert [r.step for r in first.reports + rest.reports] == [0, 1, 2, 3, 4]
+    assert all(r.num_trained == 4 for r in first.reports + rest.reports)
+    assert max(r.metrics["staleness_max"] for r in rest.reports) > 0
+    order = [t.task.id for t in sorted(first.trajectories + rest.trajectories, key=lambda t: t.id)]
+    one_way = tiny_config(model_folder, tmp_path / "whole", placement="split", steps=5)
+    assert order == [t.task.id for t in sorted(run_whole(one_way)[1].trajectories, key=lambda t: t.id)]
+    run = read_run(RunFolder(tmp_path / "run"))
+    assert "Asynchronous run" in report_json(RunFolder(tmp_path / "run"), run)["notes"][0]
+    steps = [s for s in run.stretches if s.window.step >= 0]
+    assert [s.window.runs_ahead for s in steps] == [True] * 5
+    for stretch in steps:
+        for of in stretch.time.actors.values():
+            assert of.busy_s + of.total_idle_s == pytest.approx(stretch.window.seconds, rel=1e-6)
+
+
+def test_rollouts_that_run_ahead_are_refused_where_they_cant(model_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"max_staleness = 2` has no use with `placement = \"inline\""):
+        tiny_config(model_folder, tmp_path, placement="inline", rollout={"max_staleness": 2})
+    alone = tiny_config(model_folder, tmp_path, model={"threads": 1}, rollout={"max_staleness": 2})
+    with pytest.raises(ConfigError, match="several cores"):
+        placement_of(alone)
+    with pytest.raises(ConfigError, match="nothing to certify"):
+        certify(alone, tiny=True, progress=lambda line: None)

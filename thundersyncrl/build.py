@@ -30,6 +30,7 @@ from thundersyncrl.rollout.embedded import EmbeddedEngine
 from thundersyncrl.rollout.engine import Engine
 from thundersyncrl.rollout.renderer import Renderer
 from thundersyncrl.rollout.setting import Limits, Setting
+from thundersyncrl.rollout.versions import VersionedEngine
 from thundersyncrl.runtime.inline import InlineRuntime, InlineTransport
 from thundersyncrl.runtime.learner_host import LearnerHost
 from thundersyncrl.runtime.processes import ProcessRuntime, RemoteEngine, RemoteTransport
@@ -141,16 +142,23 @@ def build_learner(config: Config, policy: Policy | None = None, *, shares_cores:
         max_open_groups=config.learner.max_open_groups,
         shares_cores=shares_cores,
         max_mismatch=config.learner.max_mismatch,
+        max_staleness=config.rollout.max_staleness,
     )
     optimizer = PolicyOptimizer(policy.trained, config.learner, total_steps=config.steps)
     return Learner(policy, objective_of(config, policy), limits, optimizer)
 
 
-def build_engine(config: Config, prepare: Callable[[Policy], None]) -> EmbeddedEngine:
-    """Return an engine with a policy of its own, which `prepare` may change before anything reads it."""
+def build_engine(config: Config, prepare: Callable[[Policy], None]) -> EmbeddedEngine | VersionedEngine:
+    """Return an engine with a policy of its own, which `prepare` may change before anything reads it.
+
+    It keeps several versions where rollouts may run ahead.
+    """
     policy, _ = load_policy(config.model, seed=config.seed)
     prepare(policy)
-    return engine_of(config.rollout, policy)
+    settings = config.rollout
+    if not settings.max_staleness:
+        return engine_of(settings, policy)
+    return VersionedEngine(policy, lambda own: engine_of(settings, own), max_concurrent=settings.max_concurrent)
 
 
 def engine_of(settings: RolloutConfig, policy: Policy) -> EmbeddedEngine:
@@ -174,11 +182,18 @@ def placement_of(config: Config) -> Placement:
     """Return where engine and learner live: the config's choice, or the best that this machine has.
 
     Raises:
-        ConfigError: two processes on a GPU, which can't share weights there yet.
+        ConfigError: two processes on a GPU, which can't share weights there yet; or rollouts that run ahead where only
+            one process can be had.
     """
     has_gpu = torch.cuda.is_available()
     if config.placement is None:
-        return "inline" if has_gpu or num_threads_of(config) == 1 else "elastic"
+        is_alone = has_gpu or num_threads_of(config) == 1
+        if is_alone and config.rollout.max_staleness:
+            raise ConfigError(
+                f"expected a CPU with several cores for `rollout.max_staleness = {config.rollout.max_staleness}`, got "
+                f"{'a GPU' if has_gpu else 'one core'}, where engine and learner take turns in one process; set it to 0"
+            )
+        return "inline" if is_alone else "elastic"
     if config.placement != "inline" and has_gpu:
         raise ConfigError(
             f'expected `placement = "inline"` on a machine with a GPU, got "{config.placement}": processes share '

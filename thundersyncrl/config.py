@@ -10,11 +10,12 @@ import copy
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_origin
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, model_validator
 
-from thundersyncrl.config_keys import explain, keys_of, may_be_none
+from thundersyncrl.config_keys import explain, may_be_none
+from thundersyncrl.config_overrides import apply_override
 from thundersyncrl.errors import ConfigError
 
 Stream = Literal["batch", "group", "trajectory", "turn", "auto"]
@@ -77,7 +78,8 @@ class AlgorithmConfig(_Section):
     constant_length: int | None = Field(default=None, ge=1)
     """Tokens of the constant normalizer; only with normalizer = "constant"."""
     importance_cap: float | None = Field(default=None, gt=0)
-    """Weigh each token by exp(learner - behavior log-prob), truncated at this (TIS). None: no weights."""
+    """Weigh each token by exp(learner - behavior log-prob), truncated at this (TIS). None: no weights, but for tokens
+    of older versions under `rollout.max_staleness`, whose weights are then truncated at 2."""
     kl_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the detached KL to the reference policy, taken off the reward. Needs a copy of the model."""
     overlong_tokens: int = Field(default=0, ge=0)
@@ -174,6 +176,11 @@ class RolloutConfig(_Section):
     """Wall time of one trajectory."""
     max_retries: int = Field(default=1, ge=0)
     """Fresh tries of a trajectory that failed for a reason other than the model's own."""
+    max_staleness: int = Field(default=0, ge=0, le=8)
+    """Steps by which rollouts may run ahead; 0 trains every trajectory under the policy that sampled it.
+
+    Above 0 a run is asynchronous, for comparison: older tokens get truncated importance weights, and each version that
+    a live trajectory holds takes memory for its own weights and up to `cache_tokens`."""
 
     @model_validator(mode="after")
     def _exact_sampling(self) -> RolloutConfig:
@@ -322,6 +329,15 @@ class Config(_Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _ahead_needs_processes(self) -> Config:
+        if self.rollout.max_staleness and self.placement == "inline":
+            raise ValueError(
+                f'`rollout.max_staleness = {self.rollout.max_staleness}` has no use with `placement = "inline"`, where '
+                'engine and learner take turns; set placement = "elastic" or "split", or max_staleness = 0'
+            )
+        return self
+
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Return the config of a TOML file with `section.key=value` overrides.
@@ -357,39 +373,8 @@ def parse_config(data: Mapping[str, Any], overrides: Sequence[str] = ()) -> Conf
     """
     merged = copy.deepcopy(dict(data))
     for override in overrides:
-        _apply_override(merged, override)
+        apply_override(merged, override, Config)
     try:
         return Config.model_validate(merged)
     except ValidationError as error:
         raise ConfigError(explain(error, Config)) from error
-
-
-def _apply_override(data: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    key = key.strip()
-    if not equals or not key:
-        raise ConfigError(f"expected an override `section.key=value`, got {override!r}")
-    if key == "model":
-        key = "model.path"
-    *sections, last = key.split(".")
-    node = data
-    for section in sections:
-        child = node.setdefault(section, {})
-        if not isinstance(child, dict):
-            raise ConfigError(
-                f"expected `{section}` to be a section, got the value {child!r} (override {override!r}); "
-                "remove the value from the file"
-            )
-        node = cast(dict[str, Any], child)
-    node[last] = _override_value(key, text)
-
-
-def _override_value(dotted: str, text: str) -> Any:
-    """Return the value that the text of an override stands for, by the type of its key."""
-    annotation = next((key.field.annotation for key in keys_of(Config) if key.dotted == dotted), None)
-    try:
-        value = tomllib.loads(f"v = {text}")["v"]
-    except (ValueError, RecursionError):
-        return text.split(",") if get_origin(annotation) is tuple else text
-    # `run=2024-05-01` and `model.path=7` are text, though TOML reads a date and a number.
-    return text if annotation is str and not isinstance(value, str) else value

@@ -10,17 +10,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
-from thundersyncrl.environments.task_order import TaskOrder
+from thundersyncrl.environments.task_order import TaskSource
 from thundersyncrl.errors import PublishError, RolloutError
 from thundersyncrl.observe.bound import step_time
 from thundersyncrl.observe.events import record
 from thundersyncrl.observe.observer import Observer
-from thundersyncrl.observe.timeline import SHARED_CORE, windows
-from thundersyncrl.records import Receipt, Status, StepReport
-from thundersyncrl.rollout.collector import Collector, Played
+from thundersyncrl.observe.timeline import ASYNCHRONOUS, SHARED_CORE, windows
+from thundersyncrl.records import Receipt, Status, StepReport, Task
+from thundersyncrl.rollout.collector import EVERY_PLACE, Collector, Played, Sink
 from thundersyncrl.rollout.setting import Setting
 from thundersyncrl.rollout.task_history import TaskHistory
 from thundersyncrl.runtime.trainer import Trainer
@@ -32,7 +34,7 @@ class Training:
 
     setting: Setting
     trainer: Trainer
-    tasks: TaskOrder
+    tasks: TaskSource
     observer: Observer
     groups_per_step: int
     group_size: int
@@ -42,30 +44,50 @@ class Training:
     history: TaskHistory = field(default_factory=TaskHistory)
     shares_core: bool = False
     """Whether engine and learner take turns on one thread, so that neither can work while the other does."""
+    max_staleness: int = 0
+    """Steps by which rollouts run ahead, for `ahead.train_ahead`; `train` runs none."""
 
 
-async def train(
-    training: Training, *, first_step: int, num_steps: int, after_step: Callable[[StepReport], Awaitable[None]]
-) -> None:
+AfterStep = Callable[[StepReport, int], Awaitable[None]]
+"""(report, position in the tasks at which a run resumed after this step goes on)."""
+
+
+async def train(training: Training, *, first_step: int, num_steps: int, after_step: AfterStep) -> None:
     """Run steps `first_step` .. `num_steps` - 1; engine and learner are serving and the learner's version is live."""
     for step in range(first_step, num_steps):
         report = await train_step(training, step)
         training.observer.step(report)
-        await after_step(report)
+        await after_step(report, training.tasks.position)
 
 
 async def train_step(training: Training, step: int) -> StepReport:
     """Return the report of one step: one policy, one gradient, one optimizer step."""
-    started, trainer = time.monotonic(), training.trainer
-    await trainer.begin_step()
-    collector = _collector(training, step)
-    tasks = training.tasks.take(training.groups_per_step)
+    started = time.monotonic()
+    await training.trainer.begin_step()
+    collector = collector_of(training, step, training.trainer)
+    await roll_out(training, collector, training.tasks.take(training.groups_per_step))
+    return await settle(training, collector, started)
+
+
+async def roll_out(
+    training: Training,
+    collector: Collector,
+    tasks: Sequence[Task],
+    *,
+    places: AbstractAsyncContextManager[Any] = EVERY_PLACE,
+) -> None:
+    """Play a step's tasks, and others in place of uniform groups; the latter wait for no place."""
     extra = training.extra_groups
     while tasks:
-        await collector.play(tasks)
+        await collector.play(tasks, places=places)
         wanted = min(extra, training.groups_per_step - collector.num_groups + collector.num_uniform_groups)
         extra -= wanted
-        tasks = training.tasks.take(wanted)
+        tasks, places = training.tasks.take(wanted), EVERY_PLACE
+
+
+async def settle(training: Training, collector: Collector, started: float) -> StepReport:
+    """End the step that began at `started`, its rollouts played: the last gradient work, one update, its publish."""
+    step, trainer = collector.step, training.trainer
     sampled = time.monotonic()
     trainer.seal()
     metrics = await trainer.finish_step()
@@ -81,7 +103,9 @@ async def train_step(training: Training, step: int) -> StepReport:
 def _where_time_went(training: Training, step: int, started_s: float) -> dict[str, float]:
     """Mark the end of a step in the log; return its idle time, overlap and bound, none where nothing is logged."""
     log = training.setting.events
-    record(log, started_s, "controller", "step", step=step, detail=SHARED_CORE if training.shares_core else "")
+    ahead = f"{ASYNCHRONOUS}, max_staleness {training.max_staleness}" if training.max_staleness else ""
+    detail = SHARED_CORE if training.shares_core else ahead
+    record(log, started_s, "controller", "step", step=step, detail=detail)
     events = log.flush(step)
     marks = [window for window in windows(events) if window.step == step]
     return step_time(events, marks[-1]).metrics() if marks else {}
@@ -104,16 +128,19 @@ async def publish(training: Training) -> Receipt:
     return receipt
 
 
-def _collector(training: Training, step: int) -> Collector:
-    total = training.groups_per_step * training.group_size
+def collector_of(
+    training: Training, step: int, sink: Sink, *, is_current: Callable[[], bool] = lambda: True
+) -> Collector:
+    """Return what plays a step's groups into a sink and tells the observer, of progress while the step is current."""
 
     def on_played(end: Played) -> None:
         training.observer.sample(end.trajectory, end.reward.value if end.reward else None)
-        training.observer.progress("trajectories", len(collector.played), max(total, len(collector.played)))
+        if is_current():
+            show_progress(training, collector)
 
     collector = Collector(
         setting=training.setting,
-        sink=training.trainer,
+        sink=sink,
         step=step,
         group_size=training.group_size,
         max_retries=training.max_retries,
@@ -121,6 +148,11 @@ def _collector(training: Training, step: int) -> Collector:
         history=training.history,
     )
     return collector
+
+
+def show_progress(training: Training, collector: Collector) -> None:
+    done, total = len(collector.played), training.groups_per_step * training.group_size
+    training.observer.progress("trajectories", done, max(total, done))
 
 
 def _report(collector: Collector, trainer: Trainer, metrics: dict[str, float], times: dict[str, float]) -> StepReport:

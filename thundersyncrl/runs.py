@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from thundersyncrl.ahead import train_ahead
 from thundersyncrl.build import Parts, build, placement_of, setting_of
 from thundersyncrl.config import Config
 from thundersyncrl.environments.task_order import TaskOrder
@@ -118,8 +119,11 @@ async def _train_run(config: Config, *, resume: bool, observer: Observer) -> dic
                 extra_groups=config.algorithm.extra_groups,
                 max_retries=config.rollout.max_retries,
                 shares_core=placement == "inline",
+                max_staleness=config.rollout.max_staleness,
             )
-            observer.phase("training", f"{config.steps} steps of {config.rollout.groups_per_step} groups")
+            ahead = f", rollouts up to {training.max_staleness} steps ahead" if training.max_staleness else ""
+            groups = config.rollout.groups_per_step
+            observer.phase("training", f"{config.steps} steps of {groups} groups{ahead}")
             if resume:
                 await publish(training)
             await _train_in_parts(parts, run, training, first_step)
@@ -142,19 +146,22 @@ async def _prepare(parts: Parts, run: _RunState) -> int:
 
 
 async def _train_in_parts(parts: Parts, run: _RunState, training: Training, first_step: int) -> None:
-    """Train, stopping where an evaluation is due; checkpoints are written after steps."""
+    """Train, stopping where an evaluation is due; checkpoints are written after steps.
+
+    Rollouts run ahead only as far as the next stop, so that none competes with an evaluation.
+    """
     config, every = parts.config, parts.config.evaluation.every if parts.config.evaluation else 0
 
-    async def after_step(report: StepReport) -> None:
+    async def after_step(report: StepReport, position: int) -> None:
         run.note(report)
         done = report.step + 1
         if done == config.steps or (config.checkpoint_every and done % config.checkpoint_every == 0):
-            await run.save(next_step=done, position=training.tasks.position)
+            await run.save(next_step=done, position=position)
 
-    step = first_step
+    step, run_steps = first_step, train_ahead if training.max_staleness else train
     while step < config.steps:
         end = min(config.steps, (step // every + 1) * every) if every else config.steps
-        await train(training, first_step=step, num_steps=end, after_step=after_step)
+        await run_steps(training, first_step=step, num_steps=end, after_step=after_step)
         step = end
         if every and step < config.steps:
             await _evaluate(parts, f"step {step}")

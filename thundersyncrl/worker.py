@@ -21,6 +21,7 @@ from thundersyncrl.observe.events import EventBuffer
 from thundersyncrl.records import Receipt, Trajectory
 from thundersyncrl.rollout.embedded import EmbeddedEngine
 from thundersyncrl.rollout.engine import Sample, SampleRequest
+from thundersyncrl.rollout.versions import VersionedEngine
 from thundersyncrl.runtime.channel import Message, WorkerEnd
 from thundersyncrl.runtime.cores import IDLE_S, Cores
 from thundersyncrl.runtime.learner_host import LearnerHost
@@ -135,7 +136,7 @@ class _EngineService:
             threading.Thread(target=target, args=(loop, over), daemon=True).start()
         await over
 
-    def _build(self, config: Config, place: Placed) -> EmbeddedEngine:
+    def _build(self, config: Config, place: Placed) -> EmbeddedEngine | VersionedEngine:
         assert place.layout is not None
         engine = build_engine(config, lambda policy: attach(policy, place.weights, place.layout))  # type: ignore[arg-type]
         engine.on_work = self._has_work.set

@@ -195,15 +195,19 @@ def test_what_makes_no_sense_is_refused(arguments: list[str], capsys: pytest.Cap
     assert arguments[1] in capsys.readouterr().err
 
 
-def test_two_arms_run_for_real(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--arms", "batch", "trajectory", "--placements", "split", "--rho", "0", "--no-sandbox", "--json"]
+def test_arms_run_for_real(capsys: pytest.CaptureFixture[str]) -> None:
+    arms = ["batch", "trajectory", "async1"]
+    arguments = ["--arms", *arms, "--placements", "split", "--rho", "0", "--no-sandbox", "--json"]
     assert main([*arguments, *TINY]) == 0
     shown = capsys.readouterr()
     result = json.loads(shown.out)
-    assert set(result["arms"]) == {"batch", "trajectory"}
-    assert result["ratios"] == {"trajectory": pytest.approx(result["arms"]["batch"] / result["arms"]["trajectory"])}
+    assert set(result["arms"]) == set(arms)
+    wanted = {arm: pytest.approx(result["arms"]["batch"] / result["arms"][arm]) for arm in arms[1:]}
+    assert result["ratios"] == wanted
     taken = result["details"]["steps"]
-    assert [s["arm"] for s in taken] == ["batch", "trajectory"]
+    assert [s["arm"] for s in taken] == arms
+    assert taken[2]["metrics"]["staleness_max"] == 1, "in a full pipeline, some rollouts began a step early"
+    assert all("staleness_max" not in of["metrics"] for of in taken[:2])
     for of in taken:
         assert of["metrics"]["num_trained"] == 4
         assert of["metrics"]["learner_busy_s"] > 0

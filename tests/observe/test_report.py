@@ -128,7 +128,7 @@ def test_a_missing_file_is_told_and_the_rest_is_shown(tmp_path: Path, lost: str)
 
 def test_a_run_that_may_be_stale_is_labelled(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
-    folder.config.write_text("steps = 3\n[learner]\nmax_staleness = 2\n")
+    folder.config.write_text("steps = 3\n[rollout]\nmax_staleness = 2\n")
     assert "up to 2 steps older" in page_data(folder, read_run(folder))["notes"][0]
     assert "up to 2 steps older" in report_json(folder, read_run(folder))["notes"][0]
     folder.config.write_text("steps = = 3")

@@ -26,13 +26,15 @@ if TYPE_CHECKING:
     from thundersyncrl.bench.overlap_arms import Measured, Plan
 
 LEVELS: tuple[str, ...] = get_args(Stream)
+AHEAD = ("async1", "async2", "async3", "async4")
 PLACEMENTS = ("split", "elastic")
 _EXAMPLE = """
 example:
   thundersyncrl bench overlap --steps 3 --rho 0 0.9 --json > overlap.json
 
 `arms` of the JSON object are median seconds per step, `ratios` the batch arm's over each arm's, both in the split
-placement at rho = 0; `details` has the rest, by placement, rho and arm. An asynchronous arm isn't measured.
+placement at rho = 0; `details` has the rest, by placement, rho and arm. async1 to async4 run rollouts that many steps
+ahead under older weights, at level "auto"; all others train on the weights that sampled.
 """
 
 
@@ -57,7 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     work, size = Workload(), ModelSize()
     add = parser.add_argument
-    add("--arms", nargs="+", choices=LEVELS, default=list(LEVELS), help="streaming levels; default: all")
+    add(
+        "--arms", nargs="+", choices=[*LEVELS, *AHEAD], default=[*LEVELS, "async1"], help="default: all but async2 to 4"
+    )
     add("--placements", nargs="+", choices=PLACEMENTS, default=list(PLACEMENTS), help="default: both")
     add("--rho", nargs="+", type=_correlation, default=[0.0, 0.5, 0.9], help="correlations inside groups")
     add("--steps", type=positive, default=3, help="different steps of each arm at each rho (default: 3)")

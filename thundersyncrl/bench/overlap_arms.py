@@ -1,8 +1,11 @@
 """The arms of `bench overlap`: each the real loop over an engine and a learner of its own, in turn step by step.
 
+An asynchronous arm can't pause between steps, so it takes all steps of a rho in one go: one before them that fills the
+pipeline, and as many after them as rollouts run ahead, so that every measured step has later rollouts beside it.
+
 | who           | waits for              | released by                                |
 | ------------- | ---------------------- | ------------------------------------------ |
-| an arm        | its turn               | the arm before it, at the end of its step  |
+| an arm        | its turn               | the arm before it, at the end of its steps |
 | `side_by_side`| every arm's steps      | the arms, or a worker that failed          |
 """
 
@@ -17,20 +20,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from thundersyncrl.ahead import train_ahead
 from thundersyncrl.bench.tool_world import Workload, tool_worlds
 from thundersyncrl.build import Parts, placement_of, setting_of, takes_turns
 from thundersyncrl.config import Config, parse_config
 from thundersyncrl.environments.isolation import Isolation
-from thundersyncrl.environments.task_order import TaskOrder
 from thundersyncrl.learner.policy import load_tokenizer
 from thundersyncrl.loop import Training, publish, train_step
 from thundersyncrl.observe.events import EventBuffer
 from thundersyncrl.observe.tee import Tee
-from thundersyncrl.records import Task
+from thundersyncrl.records import StepReport, Task
 from thundersyncrl.rollout.renderer import Renderer
 from thundersyncrl.runtime.processes import ProcessRuntime, RemoteEngine, RemoteTransport
 from thundersyncrl.runtime.trainer import Trainer
 
+ASYNCHRONOUS = {f"async{k}": k for k in (1, 2, 3, 4)}
+"""Arms whose rollouts run ahead, and by how many steps."""
 GRAPH_TOKENS = 1 << 15
 """Room for the graphs of every live trajectory of the workload, as in `bench learner`: the model is small."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -55,9 +60,9 @@ class Plan:
     isolation: Isolation | None
     """None: tools sleep in the controller."""
 
-    def config(self, level: str, placement: str) -> Config:
+    def config(self, name: str, placement: str) -> Config:
         """Return the config of an arm."""
-        work = self.workload
+        work, max_staleness = self.workload, ASYNCHRONOUS.get(name, 0)
         return parse_config(
             {
                 "run": str(self.run),
@@ -65,7 +70,7 @@ class Plan:
                 "placement": placement,
                 "steps": 1 + len(self.rhos) * self.num_steps * self.repetitions,
                 "model": {"path": str(self.model), "train": "full", "threads": self.num_threads},
-                "learner": {"stream": level, "graph_tokens": GRAPH_TOKENS},
+                "learner": {"stream": "auto" if max_staleness else name, "graph_tokens": GRAPH_TOKENS},
                 "rollout": {
                     "groups_per_step": work.num_groups,
                     "group_size": work.group_size,
@@ -75,6 +80,7 @@ class Plan:
                     "context_tokens": work.context_tokens,
                     "max_concurrent": work.num_groups * work.group_size,
                     "cache_tokens": work.num_groups * work.group_size * work.context_tokens,
+                    "max_staleness": max_staleness,
                 },
                 "evaluation": "none",
             }
@@ -98,10 +104,10 @@ class Measured:
 
 
 class Arm:
-    """An engine and a learner that train at one streaming level; idle between its steps."""
+    """An engine and a learner that train at one streaming level, or ahead; idle between its turns."""
 
-    def __init__(self, level: str, placement: str, plan: Plan, parts: Parts, processes: ProcessRuntime):
-        self.level = level
+    def __init__(self, name: str, placement: str, plan: Plan, parts: Parts, processes: ProcessRuntime):
+        self.name = name
         self._placement = placement
         self._plan = plan
         self._parts = parts
@@ -109,14 +115,14 @@ class Arm:
         self._num_done = 0
 
     @classmethod
-    async def start(cls, level: str, placement: str, plan: Plan) -> Self:
+    async def start(cls, name: str, placement: str, plan: Plan) -> Self:
         """Start an arm's processes.
 
         Raises:
             ConfigError: this machine can't place them so.
             WorkerError: one ended.
         """
-        config = plan.config(level, placement)
+        config = plan.config(name, placement)
         is_elastic = placement_of(config) == "elastic"
         events = EventBuffer()
         processes = await ProcessRuntime.start(
@@ -134,48 +140,67 @@ class Arm:
             observer=Tee(),
             events=events,
         )
-        return cls(level, placement, plan, parts, processes)
+        return cls(name, placement, plan, parts, processes)
 
     async def warm_up(self) -> None:
         """Make the first version live and take one small step, so that what happens once isn't measured."""
         small = replace(self._plan.workload, num_groups=1)
-        training = self._training(small.tasks("warm-up", 1), rho=0.0, workload=small)
+        training = self._training(_InOrder(small.tasks("warm-up", 1)), rho=0.0, workload=small)
         await self._parts.trainer.begin_version(0)
         await publish(training)
         await train_step(training, 0)
         self._num_done = 1
 
-    async def step(self, rho: float, number: int) -> Measured:
-        """Take step `number` of a rho and return what it took."""
+    async def take_turn(self, rho: float, number: int) -> list[Measured]:
+        """Take step `number` of a rho, or in the turn of step 0 all of them where rollouts run ahead."""
+        if self.name not in ASYNCHRONOUS:
+            return [await self._step(rho, number)]
+        return await self._steps_ahead(rho) if number == 0 else []
+
+    async def _step(self, rho: float, number: int) -> Measured:
         work = self._plan.workload
-        tasks = work.tasks(f"rho={rho}/step={number}", 1)
-        training = self._training(tasks, rho=rho, workload=work)
-        before = self._cpu_seconds()
-        started = time.monotonic()
+        training = self._training(_InOrder(work.tasks(_named(rho, number), 1)), rho=rho, workload=work)
+        clock = _Clock(self._cpu_seconds)
         report = await train_step(training, self._num_done)
-        seconds = time.monotonic() - started
         self._num_done += 1
-        cpu = {f"cpu_{who}_s": now - before[who] for who, now in self._cpu_seconds().items()}
-        cpu["cpu_others_s"] = max(0.0, cpu.pop("cpu_machine_s") - sum(cpu.values()))
+        return self._measured(rho, number, report, clock.lap())
+
+    async def _steps_ahead(self, rho: float) -> list[Measured]:
+        """Take every step of a rho, with one before and some after them that aren't measured."""
+        work, num, found = self._plan.workload, self._plan.num_steps, list[Measured]()
+        extra = ASYNCHRONOUS[self.name]
+        names = ["fill", *range(num), *(f"drain-{i}" for i in range(extra))]
+        training = self._training(
+            _InOrder([task for name in names for task in work.tasks(_named(rho, name), 1)]), rho=rho, workload=work
+        )
+        clock, first = _Clock(self._cpu_seconds), self._num_done
+
+        async def after_step(report: StepReport, position: int) -> None:
+            number, lap = report.step - first - 1, clock.lap()
+            if 0 <= number < num:
+                found.append(self._measured(rho, number, report, lap))
+
+        await train_ahead(training, first_step=first, num_steps=first + len(names), after_step=after_step)
+        self._num_done += len(names)
+        return found
+
+    def _measured(self, rho: float, number: int, report: StepReport, lap: Mapping[str, float]) -> Measured:
+        metrics = {**report.metrics, "num_trained": float(report.num_trained), **lap}
         return Measured(
-            arm=self.level,
-            placement=self._placement,
-            rho=rho,
-            step=number,
-            level=report.level,
-            metrics={**report.metrics, "num_trained": float(report.num_trained), "step_s": seconds, **cpu},
+            arm=self.name, placement=self._placement, rho=rho, step=number, level=report.level, metrics=metrics
         )
 
-    def _training(self, tasks: Sequence[Task], *, rho: float, workload: Workload) -> Training:
+    def _training(self, tasks: _InOrder, *, rho: float, workload: Workload) -> Training:
         parts = self._parts
         parts.environments = tool_worlds(workload, rho=rho, isolation=self._plan.isolation)
         return Training(
             setting=setting_of(parts, temperature=1.0, seed=workload.seed),
             trainer=parts.trainer,
-            tasks=TaskOrder(tasks, seed=workload.seed),
+            tasks=tasks,
             observer=parts.observer,
             groups_per_step=workload.num_groups,
             group_size=workload.group_size,
+            max_staleness=ASYNCHRONOUS.get(self.name, 0),
         )
 
     def _cpu_seconds(self) -> dict[str, float]:
@@ -187,6 +212,39 @@ class Arm:
             "sandboxes": children.ru_utime + children.ru_stime,
             "machine": machine_seconds(),
         }
+
+
+def _named(rho: float, step: int | str) -> str:
+    return f"rho={rho}/step={step}"
+
+
+class _InOrder:
+    """Gives tasks in the order in which they are listed."""
+
+    def __init__(self, tasks: Sequence[Task]):
+        self.position = 0
+        self._tasks = tasks
+
+    def take(self, num: int) -> list[Task]:
+        start, self.position = self.position, self.position + num
+        return list(self._tasks[start : self.position])
+
+
+class _Clock:
+    """Measures laps: wall time, and CPU seconds by who used them."""
+
+    def __init__(self, cpu_seconds: Callable[[], Mapping[str, float]]):
+        self._cpu_seconds = cpu_seconds
+        self._cpu, self._started = cpu_seconds(), time.monotonic()
+
+    def lap(self) -> dict[str, float]:
+        """Return `step_s` and `cpu_<who>_s` since the last lap."""
+        cpu, now = self._cpu_seconds(), time.monotonic()
+        used = {f"cpu_{who}_s": seconds - self._cpu[who] for who, seconds in cpu.items()}
+        used["cpu_others_s"] = max(0.0, used.pop("cpu_machine_s") - sum(used.values()))
+        used["step_s"] = now - self._started
+        self._cpu, self._started = cpu, now
+        return used
 
 
 def cpu_seconds(pid: int) -> float:
@@ -222,7 +280,7 @@ async def side_by_side(
     """Return every step of the arms of one placement.
 
     Args:
-        levels: streaming levels, one an arm.
+        levels: names of arms: streaming levels, or those of `ASYNCHRONOUS`.
         placement: "split" or "elastic".
         plan: what is run.
         heard: told of each step.
@@ -253,7 +311,8 @@ async def _take_turns(arms: Mapping[str, Arm], plan: Plan, heard: Callable[[Meas
     for arm in arms.values():
         await arm.warm_up()
     steps: list[Measured] = []
-    for level, rho, number in turns(plan, list(arms)):
-        steps.append(await arms[level].step(rho, number))
-        heard(steps[-1])
+    for name, rho, number in turns(plan, list(arms)):
+        for step in await arms[name].take_turn(rho, number):
+            steps.append(step)
+            heard(step)
     return steps

@@ -56,9 +56,14 @@ def certify(
         progress: hears a line now and then.
 
     Raises:
-        ConfigError: neither config nor `tiny`, or no such sabotage.
+        ConfigError: neither config nor `tiny`, no such sabotage, or a config whose rollouts run ahead.
     """
     started = time.perf_counter()
+    if config is not None and config.rollout.max_staleness:
+        raise ConfigError(
+            f"expected `rollout.max_staleness` 0, got {config.rollout.max_staleness}: the update of an asynchronous "
+            "run isn't a batch's update of one policy, so there is nothing to certify; set it to 0"
+        )
     check_sabotage(sabotage)
     if tiny:
         families, num_orders = (tuple(FAMILIES)[:1], 4) if sabotage else (tuple(FAMILIES), num_orders)

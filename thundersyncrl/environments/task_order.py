@@ -5,9 +5,21 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from thundersyncrl.errors import ConfigError
 from thundersyncrl.records import Task
+
+
+class TaskSource(Protocol):
+    """Gives tasks one after the other."""
+
+    position: int
+    """Number of tasks drawn so far."""
+
+    def take(self, num: int) -> list[Task]:
+        """Return the next tasks and move on."""
+        ...
 
 
 class TaskOrder:

@@ -5,6 +5,7 @@
 A trajectory's critical path is its own: opening, sampling and tools without queueing, then the longer of its verifier
 and its own gradient, then optimizer and publish. Where both share one core, their work can't overlap, so it adds up.
 All of it is measured, not guessed: a decode step that was slow because others decoded too counts as it was.
+Where rollouts run ahead, a trajectory's path isn't in one step, so the bound is that of the work alone.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class StepTime:
     wasted_s: float
     """The part of it that went into groups whose rewards turned out all equal."""
     critical_s: float
-    """Longest critical path of a trajectory."""
+    """Longest critical path of a trajectory; 0 where rollouts run ahead."""
     critical: str
     """That trajectory; empty without any."""
     bound_s: float
@@ -65,8 +66,9 @@ class StepTime:
         for actor in ("engine", "learner"):
             for cause, idle_s in self.actors[actor].idle_s.items():
                 found[f"idle_{actor}_{cause.replace(' ', '_').replace('-', '_')}_s"] = idle_s
-        found |= {"bound_s": self.bound_s, "critical_path_s": self.critical_s}
-        found |= {"learner_tail_work_s": self.tail_s, "wasted_work_s": self.wasted_s}
+        found |= {"bound_s": self.bound_s, "learner_tail_work_s": self.tail_s}
+        if not self.window.runs_ahead:
+            found |= {"critical_path_s": self.critical_s, "wasted_work_s": self.wasted_s}
         if self.gradient_s > 0:
             found["overlap"] = self.overlap
         if self.bound_s > 0:
@@ -81,10 +83,12 @@ def step_time(events: Sequence[Event], window: Window) -> StepTime:
     actors = actor_times(pieces)
     gradient = _on(within, window, "learner")
     others = union([*_on(within, window, "engine"), *_on(within, window, "sandbox")])
-    ends = text_ends(within)
+    ends = text_ends(e for e in within if e.step == window.step or not window.runs_ahead)
     last_text_s = max(ends.values(), default=window.start_s)
     own = own_gradients(within)
-    critical_s, critical = _critical_path(within, own, _settle_seconds(within, window))
+    critical_s, critical = 0.0, ""
+    if not window.runs_ahead:
+        critical_s, critical = _critical_path(within, own, _settle_seconds(within, window))
     engine_s, learner_s = seconds(_on(within, window, "engine")), actors["learner"].busy_s
     work = [engine_s + learner_s] if window.shares_core else [engine_s, learner_s]
     return StepTime(
@@ -93,7 +97,7 @@ def step_time(events: Sequence[Event], window: Window) -> StepTime:
         segments=tuple(pieces),
         gradient_s=seconds(gradient),
         hidden_s=overlap_seconds(gradient, others),
-        tail_s=seconds(clip(gradient, last_text_s, window.end_s)) if ends else 0.0,
+        tail_s=seconds(clip(gradient, last_text_s, window.end_s)) if ends or window.runs_ahead else 0.0,
         wasted_s=sum(own.get(member, 0.0) for member in uniform_members(within)),
         critical_s=critical_s,
         critical=critical,

@@ -6,7 +6,7 @@ This module imports nothing of the package, so that whoever works may emit.
 | --- | --- | --- | --- | --- |
 | controller | `start-up` | the run's start, the first version live | | |
 | controller | `placement` | a point in time | | "inline", "elastic" or "split" |
-| controller | `step` | the step's first act, its publish confirmed | | |
+| controller | `step` | the step's first act, its publish confirmed | | "shared core", or "asynchronous" and how far |
 | controller | `settle` | the rollouts' end, the learner's metrics | | |
 | controller | `publish` | asking the engine, its receipt | | |
 | controller | `evaluation`, `warm start` | its begin, its end | | name of the evaluation |

@@ -27,6 +27,8 @@ def step_line(report: StepReport) -> str:
         parts.append(f"{metrics['tokens_per_s']:,.0f} tokens/s")
     parts += [f"{name} {seconds:.1f} s" for name, seconds in phase_seconds(report).items()]
     parts += overlap_parts(report)
+    if "staleness_mean" in metrics:
+        parts.append(f"asynchronous, {metrics['staleness_mean']:.1f} versions old")
     if report.level:
         parts.append(f"by {report.level.partition(':')[0]}")
     if report.num_dropped:

@@ -19,6 +19,8 @@ Metrics of a `StepReport` that displays and plots know by name; others are recor
 | `bound_s`, `above_bound` | s, share | least time of the step, and how far above it the step took |
 | `critical_path_s` | s | longest trajectory with its own gradient or verifier, optimizer and publish |
 | `learner_tail_work_s` | s | gradient work after the last text was complete |
+| `staleness_mean`, `staleness_max` | versions | how much older than the learner; asynchronous runs only |
+| `capped_weights` | 0 to 1 | share of tokens whose importance weight was truncated; asynchronous runs only |
 | `wasted_work_s` | s | gradient work on groups whose rewards turned out all equal |
 """
 

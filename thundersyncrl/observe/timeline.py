@@ -31,6 +31,8 @@ from thundersyncrl.observe.events import Event
 ACTORS = ("engine", "learner", "sandbox")
 SHARED_CORE = "shared core"
 """`detail` of a step's event where engine and learner take turns on one thread."""
+ASYNCHRONOUS = "asynchronous"
+"""How `detail` of a step's event begins where rollouts of later steps run meanwhile."""
 SETTLING = {("learner", "optimizer"), ("controller", "publish"), ("engine", "publish")}
 
 
@@ -65,6 +67,8 @@ class Window:
     start_s: float
     end_s: float
     shares_core: bool = False
+    runs_ahead: bool = False
+    """Rollouts of later steps run in it too, and its own began before it."""
 
     @property
     def seconds(self) -> float:
@@ -85,6 +89,7 @@ def windows(events: Iterable[Event]) -> list[Window]:
                     start_s=event.start_s,
                     end_s=event.end_s,
                     shares_core=is_step and event.detail == SHARED_CORE,
+                    runs_ahead=is_step and event.detail.startswith(ASYNCHRONOUS),
                 )
             )
     return sorted(found, key=lambda window: window.start_s)

@@ -2,6 +2,7 @@
 
 | who        | waits for                | released by                                     |
 | ---------- | ------------------------ | ----------------------------------------------- |
+| a member   | a place, where limited   | a member that ended                             |
 | a member   | its episode              | the engine, the environment, or a named limit   |
 | `play`     | all members of its wave  | each ends with text and reward, or with a reason |
 """
@@ -11,9 +12,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from thundersyncrl.errors import RolloutError
 from thundersyncrl.records import GroupId, Outcome, Reward, Status, Task, Trajectory, TrajectoryId, Turn
@@ -21,6 +23,9 @@ from thundersyncrl.rollout.boundary import outcome_of
 from thundersyncrl.rollout.driver import Episode
 from thundersyncrl.rollout.setting import Setting
 from thundersyncrl.rollout.task_history import TaskHistory
+
+EVERY_PLACE: AbstractAsyncContextManager[Any] = nullcontext()
+"""No limit on how many trajectories are played at once."""
 
 RETRIED = frozenset({"engine", "environment", "tool", "cancelled", "crash"})
 """Failure kinds that aren't the model's doing: the trajectory is sampled again from its start."""
@@ -71,8 +76,13 @@ class Collector:
     played: list[Played] = field(default_factory=list[Played])
     num_groups: int = 0
 
-    async def play(self, tasks: Sequence[Task]) -> None:
-        """Play one group per task, all at once, longest first; return when every member has ended."""
+    async def play(self, tasks: Sequence[Task], *, places: AbstractAsyncContextManager[Any] = EVERY_PLACE) -> None:
+        """Play one group per task, longest first; return when every member has ended.
+
+        Args:
+            tasks: one a group.
+            places: held by each member while it is played; without a limit all are played at once.
+        """
         members: dict[str, list[TrajectoryId]] = {}
         for task in tasks:  # a group's number, its seeds and its place in packs don't depend on the history
             group = GroupId(self.step, self.num_groups)
@@ -83,7 +93,11 @@ class Collector:
         async with asyncio.TaskGroup() as tasks_of_wave:
             for task in self.history.longest_first(tasks):
                 for id in members.pop(task.id, ()):
-                    tasks_of_wave.create_task(self._member(id, task), name=f"trajectory {id}")
+                    tasks_of_wave.create_task(self._placed(id, task, places), name=f"trajectory {id}")
+
+    async def _placed(self, id: TrajectoryId, task: Task, places: AbstractAsyncContextManager[Any]) -> None:
+        async with places:
+            await self._member(id, task)
 
     async def _member(self, id: TrajectoryId, task: Task) -> None:
         on_turn = partial(self.sink.turn, expected_turns=self.history.expected_turns(task))
