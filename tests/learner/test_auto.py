@@ -9,7 +9,7 @@ import pytest
 from tests.learner.builders import trajectory
 from thundersyncrl.learner.auto import AutoLevel
 from thundersyncrl.learner.branch import branch_tokens
-from thundersyncrl.learner.costs import Costs, Kind, Mean
+from thundersyncrl.learner.costs import FRESH_STEPS, Costs, Kind, Mean
 from thundersyncrl.learner.queue import GroupWork
 from thundersyncrl.records import GroupId, TrajectoryId
 
@@ -53,7 +53,8 @@ def pass_through(auto: AutoLevel, clock: Clock, *, seconds: float, uniform: bool
 
 def price(auto: AutoLevel, **costs: float) -> None:
     for kind, seconds in costs.items():
-        auto.costs.add(Kind(kind), 100, 100 * seconds)
+        for figure in (100.0, 100 * seconds):  # the first doesn't count
+            auto.costs.add(Kind(kind), 100, figure)
 
 
 def test_means_forget_what_is_long_past() -> None:
@@ -67,11 +68,26 @@ def test_means_forget_what_is_long_past() -> None:
 def test_costs_are_seconds_a_token_weighted_by_tokens() -> None:
     costs = Costs()
     assert costs.of(Kind.FINAL) is None
+    costs.add(Kind.FINAL, 10, 100.0)
+    assert costs.of(Kind.FINAL) is None  # what the first one cost says little of the next
     costs.add(Kind.FINAL, 1000, 1.0)
     costs.add(Kind.FINAL, 0, 5.0)
     costs.add(Kind.FINAL, 10, 1.0)
     assert costs.of(Kind.FINAL) == pytest.approx((0.95 * 1.0 + 1.0) / (0.95 * 1000 + 10))
     assert costs.of(Kind.OPEN) is None
+
+
+def test_a_price_that_ruled_work_out_is_forgotten_so_that_the_work_gets_another_trial() -> None:
+    auto, _ = auto_of()
+    price(auto, open=0.010, early=0.004, late=0.020)
+    for _ in range(FRESH_STEPS - 1):
+        auto.begin_step()
+    assert not auto.wants_early(0)
+    price(auto, open=0.010)  # goes on, so its price stays known
+    auto.begin_step()
+    assert auto.costs.of(Kind.OPEN) == pytest.approx(0.010)
+    assert auto.costs.of(Kind.LATE) is None
+    assert auto.wants_early(0)
 
 
 def test_everything_begins_while_nothing_is_known() -> None:

@@ -65,6 +65,7 @@ class AutoLevel:
 
     def begin_step(self) -> None:
         """Forget the last step's groups."""
+        self.costs.begin_step()
         self._arrivals = {}
         self._waits, self._extras = Mean(), Mean()
 

@@ -10,6 +10,10 @@ MEMORY = 0.95
 """Weight of what came before, at each new figure: about the last 20 count."""
 
 
+FRESH_STEPS = 8
+"""After how many steps without a measurement a price counts as unknown."""
+
+
 class Kind(enum.StrEnum):
     """Of work, as far as its price differs."""
 
@@ -51,16 +55,37 @@ class Mean:
 
 
 @dataclass(slots=True)
-class Costs:
-    """Seconds a token of each kind of work."""
+class _Price:
+    mean: Mean = field(default_factory=Mean)
+    num: int = 0
+    last_step: int = 0
 
-    means: defaultdict[Kind, Mean] = field(default_factory=lambda: defaultdict[Kind, Mean](Mean))
+
+@dataclass(slots=True)
+class Costs:
+    """Seconds a token of each kind of work.
+
+    The first figure of a kind doesn't count: memory is taken and code is loaded then. A kind that wasn't measured for
+    `FRESH_STEPS` steps is unknown again, so that work which a price has ruled out gets another trial.
+    """
+
+    prices: defaultdict[Kind, _Price] = field(default_factory=lambda: defaultdict[Kind, _Price](_Price))
+    step: int = 0
+
+    def begin_step(self) -> None:
+        """Count the steps, by which prices age."""
+        self.step += 1
 
     def add(self, kind: Kind, num_tokens: int, seconds: float) -> None:
         """Count one piece of work."""
-        if num_tokens:
-            self.means[kind].add(seconds / num_tokens, num_tokens)
+        if not num_tokens:
+            return
+        price = self.prices[kind]
+        price.num, price.last_step = price.num + 1, self.step
+        if price.num > 1:
+            price.mean.add(seconds / num_tokens, num_tokens)
 
     def of(self, kind: Kind) -> float | None:
-        """Return seconds a token, None before the first work of this kind."""
-        return self.means[kind].value
+        """Return seconds a token, None where nothing recent is known."""
+        price = self.prices[kind]
+        return price.mean.value if self.step - price.last_step < FRESH_STEPS else None
