@@ -83,7 +83,7 @@ def test_a_price_that_ruled_work_out_is_forgotten_so_that_the_work_gets_another_
     for _ in range(FRESH_STEPS - 1):
         auto.begin_step()
     assert not auto.wants_early(0)
-    price(auto, open=0.010)  # goes on, so its price stays known
+    auto.costs.add(Kind.OPEN, 100, 1.0)  # such work goes on, so its price stays known
     auto.begin_step()
     assert auto.costs.of(Kind.OPEN) == pytest.approx(0.010)
     assert auto.costs.of(Kind.LATE) is None
